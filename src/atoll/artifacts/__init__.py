@@ -1,0 +1,28 @@
+"""Artifacts: manifests, digests and stores. Knows no stage by name and imports nothing of ours."""
+
+from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
+from .digest import canonical_json, sha256_bytes, sha256_file
+from .errors import UserError
+from .manifest import FileEntry, Manifest, explain
+from .store import Store, check_relative, raise_if_disk_full, write_atomic
+
+__all__ = [
+    "Artifact",
+    "Draft",
+    "FileEntry",
+    "Manifest",
+    "Store",
+    "UserError",
+    "canonical_json",
+    "check_relative",
+    "differences",
+    "explain",
+    "find",
+    "raise_if_disk_full",
+    "reuse",
+    "seal",
+    "sha256_bytes",
+    "sha256_file",
+    "verify_file",
+    "write_atomic",
+]

@@ -1,0 +1,235 @@
+"""Read and write artifacts: folders whose manifest is written last.
+
+No manifest: not there. A reader checks every file it opens against the manifest; a writer works in a
+temporary folder that becomes the artifact in one rename. An artifact is never rewritten.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .digest import canonical_json, sha256_file
+from .errors import UserError
+from .manifest import NAME, UNLISTED, FileEntry, Manifest
+from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished artifact: its place and its manifest."""
+
+    store: Store
+    manifest: Manifest
+    _verified: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    @staticmethod
+    def open(place: str | Path | Store, kind: str | None = None) -> Artifact:
+        """Open an artifact, or say in one line why it is none."""
+        store = Store.at(place)
+        artifact = find(store)
+        if artifact is None:
+            what = f"{kind} artifact" if kind else "artifact"
+            state = f"holds no finished {what} (no {NAME})" if store.exists() else "does not exist"
+            raise UserError(f"{store}: {state}; check the path, or run the stage that makes it again")
+        if kind is not None and artifact.manifest.kind != kind:
+            raise UserError(f"{store}: is a {artifact.manifest.kind} artifact, expected {kind}; pass another folder")
+        return artifact
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.manifest.config
+
+    def names(self, under: str = "") -> list[str]:
+        """Listed files, sorted; with `under`, those below that folder."""
+        return sorted(name for name in self.manifest.files if name.startswith(under))
+
+    def file(self, name: str) -> Path:
+        """A local path to a listed file whose digest has been checked (once per process)."""
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise UserError(f"{self.store}: the manifest lists no file {name}; make the artifact again")
+        if not self.store.is_local:
+            return self.store.download(name, entry.sha256)
+        path = self.store.path / name
+        if name not in self._verified:
+            verify_file(path, entry.sha256)
+            self._verified.add(name)
+        return path
+
+    def read(self, name: str) -> bytes:
+        return self.file(name).read_bytes()
+
+
+def find(place: str | Path | Store) -> Artifact | None:
+    """The artifact at a place, or None where there is no manifest."""
+    store = Store.at(place)
+    try:
+        data = store.read(NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    manifest = Manifest.parse(data, f"{store}/{NAME}")
+    for name in manifest.files:
+        check_relative(name)
+    return Artifact(store, manifest)
+
+
+def verify_file(path: Path, sha256: str) -> None:
+    """Refuse a file that is missing or differs from its digest."""
+    if not path.is_file():
+        raise UserError(f"{path}: file is missing; copy it again or make the artifact again")
+    found = sha256_file(path)
+    if found != sha256:
+        raise UserError(
+            f"{path}: corrupt, sha256 is {found[:12]} but the manifest says {sha256[:12]}; copy or make it again"
+        )
+
+
+def reuse(
+    place: str | Path | Store, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]
+) -> Artifact | None:
+    """The artifact already at `place` if it is the one this work would make; None if there is none.
+
+    This is how a repeated command says "already there". Another artifact in that place is an error that
+    names what differs: artifacts are never rewritten.
+    """
+    artifact = find(place)
+    if artifact is None:
+        return None
+    if artifact.manifest.kind != kind:
+        raise UserError(f"{artifact.store}: holds a {artifact.manifest.kind} artifact; choose another --out")
+    changed = differences(artifact.manifest.config, dict(config))
+    changed += [
+        f"parent {name}"
+        for name in sorted(artifact.manifest.parents.keys() | parents.keys())
+        if artifact.manifest.parents.get(name) != parents.get(name)
+    ]
+    if changed:
+        raise UserError(
+            f"{artifact.store}: already holds a {kind} made with other settings ({', '.join(changed)}); "
+            "choose another --out or use the old settings"
+        )
+    return artifact
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What changed between two JSON values, as `a.b: 1 -> 2` lines."""
+    if canonical_json(old) == canonical_json(new):
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in sorted(old.keys() | new.keys()):
+            lines += differences(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
+        return lines
+    short = [text if len(text := canonical_json(value).decode()) <= 40 else text[:37] + "..." for value in (old, new)]
+    return [f"{where or 'value'}: {short[0]} -> {short[1]}"]
+
+
+class Draft:
+    """An artifact being made. Write files below `folder`, then `commit`; or leave the `with` block to drop it.
+
+        with Draft(out, "partition") as draft:
+            (draft.folder / "sizes.json").write_bytes(...)
+            artifact = draft.commit(config=..., parents=...)
+
+    On a disk the folder is a hidden sibling of `out` renamed at the end; for an object store it is a local
+    temporary folder that is uploaded, manifest last. With `resumable` a folder left by a killed process is
+    kept and found again, and is not removed on failure; the caller decides which of its files to trust.
+    """
+
+    def __init__(self, place: str | Path | Store, kind: str, *, resumable: bool = False) -> None:
+        self.store = Store.at(place)
+        self.kind = kind
+        self.resumable = resumable
+        if self.store.is_local:
+            self.folder = self.store.path.with_name(f".{self.store.name}.partial")
+        else:
+            label = "".join(c if c.isalnum() else "-" for c in self.store.url)
+            self.folder = Path(tempfile.gettempdir()) / f"atoll-{label}.partial"
+        self._committed = False
+
+    def __enter__(self) -> Draft:
+        if not self.resumable:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if not self._committed and not (self.resumable and error is not None):
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise_if_disk_full(error, self.store.url)
+
+    def commit(
+        self, *, config: Mapping[str, Any], parents: Mapping[str, str] | None = None, licence: str | None = None
+    ) -> Artifact:
+        """Hash every file, write the manifest last, and put the folder in its place."""
+        manifest = describe(self.folder, self.kind, config, parents or {}, licence)
+        write_provenance(self.folder)
+        (self.folder / NAME).write_bytes(manifest.to_bytes())
+        for path in [p for p in self.folder.rglob("*") if p.is_file()]:
+            fsync_path(path)
+        if self.store.is_local:
+            final = self.store.path
+            if final.exists() and any(final.iterdir()):
+                raise UserError(f"{final}: already exists; choose another --out or remove it")
+            os.replace(self.folder, final)
+            fsync_path(final.parent)
+        else:
+            self._upload(manifest)
+        self._committed = True
+        return Artifact(self.store, manifest)
+
+    def _upload(self, manifest: Manifest) -> None:
+        for name in [*manifest.files, "provenance.json"]:
+            self.store.upload(self.folder / name, name)
+        self.store.write(NAME, manifest.to_bytes())
+        shutil.rmtree(self.folder)
+
+
+def seal(
+    folder: Path, kind: str, *, config: Mapping[str, Any], parents: Mapping[str, str], licence: str | None
+) -> Artifact:
+    """Make the folder one has been working in an artifact: flush its files, then write the manifest, last."""
+    manifest = describe(folder, kind, config, parents, licence)
+    for name in manifest.files:
+        fsync_path(folder / name)
+    write_provenance(folder)
+    write_atomic(folder / NAME, manifest.to_bytes())
+    return Artifact(Store.at(folder), manifest)
+
+
+def describe(
+    folder: Path, kind: str, config: Mapping[str, Any], parents: Mapping[str, str], licence: str | None
+) -> Manifest:
+    """The manifest of a folder as it lies there."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name.split("/")[0] not in UNLISTED and not path.name.startswith("."):
+            files[name] = FileEntry(sha256=sha256_file(path), bytes=path.stat().st_size)
+    return Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, licence=licence)
+
+
+def write_provenance(folder: Path) -> None:
+    """When and where the work was done: useful to people, and so never part of a digest."""
+    record = {
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "command": sys.argv,
+    }
+    (folder / "provenance.json").write_bytes(canonical_json(record) + b"\n")

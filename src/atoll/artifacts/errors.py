@@ -1,0 +1,8 @@
+"""The one exception that means: the user can fix this."""
+
+
+class UserError(Exception):
+    """A mistake the user can mend. The message is one line: the option or file, the value, and the fix.
+
+    The command line prints it and exits with code 2; anything else that is raised is our bug.
+    """

@@ -1,0 +1,66 @@
+"""A manifest makes a folder an artifact: what it is, what it was made from, and the digest of every file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .digest import canonical_json, sha256_bytes
+from .errors import UserError
+
+NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+# Never listed, so that equal work has equal digests: when, where and how fast it was done.
+UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", "state"})
+
+
+class FileEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class Manifest(BaseModel):
+    """The content of manifest.json. Holds no time, host, path, rate or pid."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_version: int = SCHEMA_VERSION
+    kind: str
+    config: dict[str, Any] = {}
+    parents: dict[str, str] = {}
+    files: dict[str, FileEntry] = {}
+    licence: str | None = None
+
+    def digest(self) -> str:
+        """The artifact's identity: sha256 of the manifest in canonical JSON."""
+        return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+
+    def to_bytes(self) -> bytes:
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False)
+        return text.encode() + b"\n"
+
+    @staticmethod
+    def parse(data: bytes, where: str) -> Manifest:
+        try:
+            manifest = Manifest.model_validate_json(data)
+        except ValidationError as error:
+            raise UserError(f"{where}: not a valid manifest ({explain(error)}); make the artifact again") from error
+        if manifest.schema_version != SCHEMA_VERSION:
+            raise UserError(
+                f"{where}: schema version {manifest.schema_version}, this atoll reads {SCHEMA_VERSION}; "
+                "use the atoll that wrote it, or make it again"
+            )
+        return manifest
+
+
+def explain(error: ValidationError) -> str:
+    """The first complaint of a pydantic error in one line: `budget.images: should be greater than 0 (got -1)`."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "file"
+    shown = repr(first.get("input"))
+    value = f" (got {shown if len(shown) <= 60 else shown[:57] + '...'})" if first["type"] != "missing" else ""
+    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    return f"{where}: {first['msg'].lower()}{value}{more}"

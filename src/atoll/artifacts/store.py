@@ -1,0 +1,177 @@
+"""Where artifacts live: a folder, or any object store fsspec can reach.
+
+A `Store` is one folder or one key prefix. Local writes are atomic and durable: temporary name, fsync, rename,
+fsync the parent. On an object store a PUT is atomic already, and completeness is the manifest's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import fsspec
+
+from .digest import sha256_file
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class Store:
+    """One place. `url` is a local path or an fsspec URL such as `s3://bucket/run`."""
+
+    url: str
+
+    @staticmethod
+    def at(place: str | Path | Store) -> Store:
+        if isinstance(place, Store):
+            return place
+        text = str(place)
+        if "://" not in text:
+            return Store(str(Path(text).expanduser().absolute()))
+        scheme, _, rest = text.partition("://")
+        if scheme in ("file", "local"):
+            return Store(str(Path(rest).absolute()))
+        if scheme not in fsspec.available_protocols():
+            raise UserError(f"{text}: unknown storage scheme {scheme}://; use a folder or an fsspec URL like s3://")
+        return Store(text.rstrip("/"))
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.url
+
+    @property
+    def path(self) -> Path:
+        assert self.is_local, f"{self.url} is not a local folder"
+        return Path(self.url)
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
+
+    @property
+    def parent(self) -> Store:
+        return Store(str(self.path.parent)) if self.is_local else Store(self.url.rpartition("/")[0])
+
+    def child(self, *parts: str) -> Store:
+        for part in parts:
+            check_relative(part)
+        return Store(str(self.path.joinpath(*parts))) if self.is_local else Store("/".join([self.url, *parts]))
+
+    def exists(self, name: str = "") -> bool:
+        if self.is_local:
+            return (self.path / name).exists()
+        filesystem, root = self._remote()
+        return bool(filesystem.exists(f"{root}/{name}" if name else root))
+
+    def children(self) -> list[str]:
+        """Names directly below, sorted; empty where nothing is."""
+        if self.is_local:
+            return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
+        filesystem, root = self._remote()
+        if not filesystem.exists(root):
+            return []
+        return sorted({PurePosixPath(entry).name for entry in filesystem.ls(root, detail=False)})
+
+    def read(self, name: str) -> bytes:
+        """The whole of a small file; FileNotFoundError where it is missing."""
+        check_relative(name)
+        if self.is_local:
+            return (self.path / name).read_bytes()
+        filesystem, root = self._remote()
+        return bytes(filesystem.cat_file(f"{root}/{name}"))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace one small file in one step: a reader sees the old bytes or the new ones, never a part."""
+        check_relative(name)
+        if self.is_local:
+            target = self.path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(target, data)
+        else:
+            filesystem, root = self._remote()
+            filesystem.pipe_file(f"{root}/{name}", data)
+
+    def upload(self, source: Path, name: str) -> None:
+        """Copy one local file to an object store."""
+        check_relative(name)
+        filesystem, root = self._remote()
+        filesystem.put_file(str(source), f"{root}/{name}")
+
+    def download(self, name: str, sha256: str) -> Path:
+        """A verified local copy of a remote file, fetched once and named by its digest."""
+        check_relative(name)
+        kept = cache_folder() / sha256[:2] / sha256
+        if kept.exists():
+            return kept
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        filesystem, root = self._remote()
+        handle, temporary = tempfile.mkstemp(dir=kept.parent)
+        os.close(handle)
+        try:
+            filesystem.get_file(f"{root}/{name}", temporary)
+            found = sha256_file(Path(temporary))
+            if found != sha256:
+                raise UserError(f"{self.url}/{name}: sha256 is {found[:12]}, expected {sha256[:12]}; get it again")
+            os.replace(temporary, kept)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        return kept
+
+    def _remote(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        filesystem, root = fsspec.core.url_to_fs(self.url)
+        return filesystem, root.rstrip("/")
+
+
+def check_relative(name: str) -> None:
+    """Refuse a file name that could leave its folder: manifests may come from strangers."""
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or ":" in name:
+        raise UserError(f"unsafe file name {name!r} in a manifest: names must be relative and stay inside the folder")
+
+
+def cache_folder() -> Path:
+    """Local copies of remote shards: $ATOLL_CACHE, else the user's cache folder."""
+    if chosen := os.environ.get("ATOLL_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "atoll"
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or folder to the disk, so that a rename after it survives a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # folders of some network file systems refuse fsync; there is nothing more to do for them
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def write_atomic(target: Path, data: bytes) -> None:
+    """Write a file under a temporary name, flush it, rename it, flush the folder."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(target.parent)
+
+
+def raise_if_disk_full(error: OSError, place: str) -> None:
+    """Turn "no space left" into one line the user can act on."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise UserError(f"{place}: disk full while writing; free some space and run the same command again") from error

@@ -1,0 +1,33 @@
+"""The two spaces a network lives in: latents and text. Experts of one ensemble must share both."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class LatentSpace(BaseModel):
+    """Normalised latents: stored = (autoencoder latent - mean) / std, per channel."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    autoencoder: str = Field(description="id of the autoencoder, e.g. pixels")
+    shape: tuple[int, int, int] = Field(description="channels, height, width")
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class TextSpace(BaseModel):
+    """How captions become a Condition.
+
+    words   `tokens` holds word ids int64 [B, L]; each network learns its own table
+    tokens  `tokens` holds embeddings float [B, L, width]
+    pooled  `pooled` holds one vector float [B, width]
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    encoder: str = Field(description="id of the text encoder, e.g. words")
+    kind: Literal["words", "tokens", "pooled"]
+    length: int = Field(gt=0, description="most tokens in a caption")
+    width: int | None = Field(None, description="width of an embedding; None for words")
+    vocabulary: tuple[str, ...] | None = Field(None, description="the words by id; only for words")

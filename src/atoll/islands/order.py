@@ -1,0 +1,97 @@
+"""A work order: everything an island needs to know, in one file it can be handed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..artifacts import UserError, canonical_json, explain, sha256_bytes
+from ..data.space import LatentSpace, TextSpace
+from ..models.dit import DiTConfig
+from ..process import Objective
+
+SCHEMA_VERSION = 1
+
+
+class ShardRef(BaseModel):
+    """One shard of this order's cluster: where it lies relative to the run, and what it must hash to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    split: Literal["train", "validation"]
+
+
+class Training(BaseModel):
+    """How to train. Progress is counted in images, so nothing here changes meaning with the batch size."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    images: int = Field(gt=0, description="budget: images seen in all")
+    batch: int = Field(gt=0, description="images per optimizer step")
+    micro_batch: int | None = Field(None, gt=0, description="images per forward pass; None: the whole batch")
+    learning_rate: float = Field(gt=0)
+    warmup_images: int = Field(0, ge=0)
+    decay: Literal["constant", "linear"] = "constant"
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    gradient_clip: float | None = Field(1.0, gt=0)
+    ema_images: int = Field(gt=0, description="half-life of the weight average, in images")
+    condition_dropout: float = Field(0.1, ge=0, lt=1)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    threads: int = Field(1, gt=0, description="CPU threads; part of the result, since sums depend on it")
+    seed: int = Field(ge=0)
+
+
+class Acceptance(BaseModel):
+    """What `admit` checks on the holdout, which no island has seen.
+
+    The yardstick is the squared error of the bridged velocity on the reference path. An expert must do better
+    on its own cluster than `better_than_zero` times the error of predicting the cluster's plain average.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    times: int = Field(16, gt=0, description="times per holdout sample")
+    better_than_mean: float = Field(1.0, gt=0)
+
+
+class Order(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="such as 03")
+    cluster: int = Field(ge=0)
+    clusters: int = Field(gt=0, description="how many the partition has")
+    data: str = Field(description="digest of the data artifact")
+    partition: str = Field(description="digest of the partition artifact")
+    latent: LatentSpace
+    text: TextSpace | None = None
+    shards: tuple[ShardRef, ...] = Field(min_length=1)
+    architecture: DiTConfig
+    objective: Objective
+    training: Training
+    acceptance: Acceptance = Acceptance()
+    licence: str | None = Field(None, description="of the data, to travel with the expert")
+
+    @model_validator(mode="after")
+    def _fits_the_latents(self) -> Order:
+        if tuple(self.architecture.latent) != tuple(self.latent.shape):
+            raise ValueError(f"architecture.latent {self.architecture.latent} is not the data's {self.latent.shape}")
+        return self
+
+    def digest(self) -> str:
+        return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+
+    def to_bytes(self) -> bytes:
+        return self.model_dump_json(indent=2).encode() + b"\n"
+
+    @staticmethod
+    def load(path: Path) -> Order:
+        try:
+            return Order.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: no such order; `atoll plan` writes them") from error
+        except IsADirectoryError as error:
+            raise UserError(f"{path}: is a folder; give one order file such as {path}/00.json") from error
+        except ValidationError as error:
+            raise UserError(f"{path}: not a valid order ({explain(error)}); get it again") from error

@@ -1,0 +1,109 @@
+"""Express an expert of any schedule and kind as a velocity on the reference path.
+
+On the reference path the state is x = a x0 + b eps, on the expert's own path y = alpha x0 + sigma eps. Choose
+the expert's time s so that both hold the same signal-to-noise ratio; then alpha/sigma = a/b and
+
+    y = c x,    c = sqrt(alpha(s)^2 + sigma(s)^2) / sqrt(a^2 + b^2)                 (1)
+
+is *the same random variable*: the posterior of (x0, eps) given x and given y agree. So ask the expert at
+(c x, s), turn its answer into the pair (x0, eps) on its own path, and read off the reference velocity
+
+    v = a' x0 + b' eps.                                                           (2)
+
+No derivative of the time map enters, nothing is tuned, and an ideal expert gives the ideal velocity.
+docs/process.md has the derivation and the figure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .condition import Condition
+from .denoiser import Denoiser
+from .prediction import Kind, Prediction, carries_only_noise, combine, pair
+from .schedule import LinearFlow, Schedule, per_sample, widen
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A denoiser on `onto`, made from a denoiser on any schedule.
+
+    Two edges. Outside the expert's band s is clamped to the band's end. And a kind proportional to eps
+    carries its error times sigma/alpha into x0, so such experts are asked at sigma/alpha <= `limit` at most
+    (None: no limit, for exactness tests). A velocity already on the reference path passes through untouched.
+    """
+
+    denoiser: Denoiser
+    onto: Schedule = LinearFlow()
+    limit: float | None = 100.0
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and not self.limit > 0:
+            raise ValueError(f"the bridge's limit on sigma/alpha must be positive or None, got {self.limit}")
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.onto
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.VELOCITY
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        own = self.denoiser.schedule
+        if own == self.onto and self.denoiser.kind is Kind.VELOCITY:
+            return self.denoiser(x, t, condition)
+
+        s = self.expert_time(t)
+        scale = torch.hypot(own.alpha(s), own.sigma(s)) / torch.hypot(self.onto.alpha(t), self.onto.sigma(t))
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = per_sample(scale, x).to(wide.dtype) * wide
+        answer = self.denoiser(y.to(x.dtype), s, condition)
+        x0, eps = pair(answer, own, y, s)
+        return combine(Kind.VELOCITY, self.onto, t, x0, eps)
+
+    def expert_time(self, t: Tensor) -> Tensor:
+        """The expert's time s for reference times t [B]: equal log-SNR, within the band and the limit."""
+        own = self.denoiser.schedule
+        log_snr = self.onto.log_snr(t)
+        if self.limit is not None and carries_only_noise(self.denoiser.kind, own, own.time_at(log_snr)):
+            log_snr = log_snr.clamp(min=-2.0 * math.log(self.limit))
+        return own.time_at(log_snr)
+
+
+@dataclass(frozen=True)
+class PaperFusion:
+    """Our reading of HDDM's hand-tuned fusion (the paper gives no formula), kept only for comparison.
+
+    The noise expert is fed x and t of the linear path as they are; x0 = (x - t eps) / max(1 - t, 0.01) is
+    clamped to +-20 and the velocity eps - x0 is scaled by 1 - (t - 0.85) above t = 0.85. Flow experts pass.
+    """
+
+    denoiser: Denoiser
+    floor: float = 0.01
+    clamp: float = 20.0
+    scale_above: float = 0.85
+
+    @property
+    def schedule(self) -> Schedule:
+        return LinearFlow()
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.VELOCITY
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        answer = self.denoiser(x, t, condition)
+        if answer.kind is Kind.VELOCITY and self.denoiser.schedule == LinearFlow():
+            return answer
+        if answer.kind is not Kind.EPSILON:
+            raise ValueError(f"the paper fuses epsilon and linear-flow velocity experts only, got {answer.kind}")
+        time = widen(t)
+        t_, alpha = (per_sample(c, x).to(x.dtype) for c in (time, (1.0 - time).clamp(min=self.floor)))
+        x0 = ((x - t_ * answer.value) / alpha).clamp(-self.clamp, self.clamp)
+        damping = torch.where(time > self.scale_above, 1.0 - (time - self.scale_above), torch.ones_like(time))
+        return Prediction(Kind.VELOCITY, per_sample(damping, x).to(x.dtype) * (answer.value - x0))

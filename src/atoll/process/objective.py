@@ -1,0 +1,173 @@
+"""What a network is trained for: schedule + kind + time density + weighting, in one object.
+
+Training, validation, router training, distillation and admission all use it, so that the noisy input, the
+target and the conversion at inference cannot drift apart.
+
+The plain loss of a kind is the mean squared error of its value. Written as errors of x0 (see `x0_gain` in
+prediction.py) the kinds differ only by a weight over time:
+
+    |eps error|^2      = alpha^2 / sigma^2  |x0 error|^2
+    |velocity error|^2 = 1 / sigma^2        |x0 error|^2        (linear path)
+    |v error|^2        = (alpha^2 + sigma^2) / sigma^2 |x0 error|^2
+
+and a `Weighting` replaces that weight by another one, whatever the kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .condition import Condition
+from .denoiser import Denoiser
+from .prediction import Kind, Prediction, combine, convert, x0_gain
+from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, widen
+
+AnySchedule = LinearFlow | CosineVP | DDPMBetas | EDM
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """t uniform on [0, 1]."""
+
+    name: Literal["uniform"] = field(default="uniform", kw_only=True)
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return widen(u)
+
+
+@dataclass(frozen=True)
+class LogitNormal:
+    """logit(t) ~ N(mean, std^2): most training where neither data nor noise dominates (Esser et al.)."""
+
+    mean: float = 0.0
+    std: float = 1.0
+    name: Literal["logit-normal"] = field(default="logit-normal", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.std > 0:
+            raise ValueError(f"std of a logit-normal density must be positive, got {self.std}")
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return torch.sigmoid(self.mean + self.std * torch.special.ndtri(widen(u)))
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Uniform time pushed towards noise: t = s u / (1 + (s - 1) u); s > 1 for larger latents."""
+
+    shift: float
+    name: Literal["shifted"] = field(default="shifted", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.shift > 0:
+            raise ValueError(f"shift must be positive, got {self.shift}")
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return shift_time(widen(u), self.shift)
+
+
+def shift_time(t: Tensor, shift: float) -> Tensor:
+    """t -> s t / (1 + (s - 1) t): multiplies sigma/alpha on the linear path by s."""
+    return shift * t / (1.0 + (shift - 1.0) * t)
+
+
+TimeDensity = Uniform | LogitNormal | Shifted
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The kind's own squared error, unweighted."""
+
+    name: Literal["plain"] = field(default="plain", kw_only=True)
+
+    def __call__(self, kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
+        return torch.ones_like(widen(t))
+
+
+@dataclass(frozen=True)
+class MinSNR:
+    """x0 error weighted by min(SNR, gamma) (Hang et al.), whatever kind the network predicts."""
+
+    gamma: float = 5.0
+    name: Literal["min-snr"] = field(default="min-snr", kw_only=True)
+
+    def __call__(self, kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
+        snr = schedule.log_snr(t).exp()
+        return snr.clamp(max=self.gamma) * x0_gain(kind, schedule, t) ** 2
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """eps error weighted by sigmoid(bias - log SNR) (Kingma and Gao; Hoogeboom et al.), whatever the kind."""
+
+    bias: float = 0.0
+    name: Literal["sigmoid"] = field(default="sigmoid", kw_only=True)
+
+    def __call__(self, kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
+        log_snr = schedule.log_snr(t)
+        return torch.sigmoid(self.bias - log_snr) * log_snr.exp() * x0_gain(kind, schedule, t) ** 2
+
+
+Weighting = Plain | MinSNR | Sigmoid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A schedule, the kind predicted on it, where in time to train, and how to weigh the error."""
+
+    schedule: AnySchedule
+    kind: Kind
+    density: TimeDensity = Uniform()
+    weighting: Weighting = Plain()
+
+    def times(self, u: Tensor) -> Tensor:
+        """Training times [B] from uniform numbers in (0, 1), kept inside the schedule's band."""
+        noisiest, cleanest = (
+            self.schedule.time_at(torch.tensor([end], dtype=torch.float64)).item() for end in self.schedule.band
+        )
+        return self.density.quantile(u).clamp(cleanest, noisiest)
+
+    def noisy(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+        """x_t = alpha x0 + sigma eps."""
+        return noisy(self.schedule, x0, eps, t)
+
+    def target(self, x0: Tensor, eps: Tensor, t: Tensor) -> Prediction:
+        return combine(self.kind, self.schedule, t, x0, eps)
+
+    def loss(self, answer: Prediction, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+        """Weighted mean squared error per sample, float32 or wider [B]."""
+        assert answer.kind is self.kind, f"objective wants {self.kind}, the network answered {answer.kind}"
+        error = squared_error(answer.value, self.target(x0, eps, t).value)
+        return self.weighting(self.kind, self.schedule, t).to(error.dtype) * error
+
+
+def noisy(schedule: Schedule, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+    """x_t = alpha(t) x0 + sigma(t) eps on any schedule."""
+    alpha, sigma = (per_sample(c, x0).to(x0.dtype) for c in (schedule.alpha(t), schedule.sigma(t)))
+    return alpha * x0 + sigma * eps
+
+
+def squared_error(a: Tensor, b: Tensor) -> Tensor:
+    """Mean over all but the batch of (a - b)^2, in float32 or wider [B]."""
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return (a.to(dtype) - b.to(dtype)).square().flatten(1).mean(1)
+
+
+def velocity_error(denoiser: Denoiser, x0: Tensor, eps: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+    """The yardstick: squared error of the velocity at a fixed (sample, noise, t), [B].
+
+    Put every expert behind a `Bridge` first; then objectives of any schedule and kind are measured in the
+    same unit, and the difference of two experts is a difference in quality.
+    """
+    x = noisy(denoiser.schedule, x0, eps, t)
+    answer = convert(denoiser(x, t, condition), Kind.VELOCITY, denoiser.schedule, x, t)
+    return squared_error(answer.value, combine(Kind.VELOCITY, denoiser.schedule, t, x0, eps).value)
+
+
+def fixed_times(count: int) -> Tensor:
+    """Evenly spread times for a validation set: midpoints of `count` equal parts of [0, 1], float64."""
+    return (torch.arange(count, dtype=torch.float64) + 0.5) / count

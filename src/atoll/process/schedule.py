@@ -1,0 +1,249 @@
+"""Noise schedules: how much data and how much noise a state holds at time t.
+
+One convention everywhere: time is continuous, t = 0 is data, t = 1 is noise, and
+
+    x_t = alpha(t) x0 + sigma(t) eps,        eps ~ N(0, I).                      (1)
+
+A schedule is the pair (alpha, sigma) with its derivatives, its log signal-to-noise ratio
+
+    log_snr(t) = log(alpha(t)^2 / sigma(t)^2),                                   (2)
+
+which falls as t grows, the inverse of (2), and the finite `band` of log-SNR it covers. Outside the band a
+network trained on the schedule has never seen an input; `time_at` therefore clamps to the band.
+
+Times are one value per sample, shape [B]. All arithmetic here is on such small vectors, so it is done in
+float64 whatever the state's precision: 1 - t in bf16 would lose the signal near t = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+# sigma/alpha reaches 0 and infinity on paths that touch pure data or pure noise; we call 1e-4 .. 1e4 covered.
+_OPEN_END = 2.0 * math.log(1e4)
+
+
+class Schedule(Protocol):
+    """A path from data to noise. Every method maps times [B] to float64 values [B]."""
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Lowest and highest log-SNR covered: (noisiest, cleanest)."""
+        ...
+
+    def alpha(self, t: Tensor) -> Tensor: ...
+    def sigma(self, t: Tensor) -> Tensor: ...
+    def d_alpha(self, t: Tensor) -> Tensor: ...
+    def d_sigma(self, t: Tensor) -> Tensor: ...
+    def log_snr(self, t: Tensor) -> Tensor: ...
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        """The t with this log-SNR, after clamping the log-SNR to the band."""
+        ...
+
+
+def widen(t: Tensor) -> Tensor:
+    """Times in the widest float their device has (Apple's GPUs have no float64)."""
+    return t.to(torch.float32 if t.device.type == "mps" else torch.float64)
+
+
+def per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape one value per sample, [B], so that it multiplies a state [B, ...]; refuses any other shape."""
+    if values.shape != like.shape[:1]:
+        raise ValueError(f"expected one value per sample, shape [{like.shape[0]}], got {list(values.shape)}")
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _log_ratio(alpha: Tensor, sigma: Tensor) -> Tensor:
+    return 2.0 * (alpha.log() - sigma.log())
+
+
+@dataclass(frozen=True)
+class LinearFlow:
+    """Flow matching's straight path, and the reference path of every ensemble: alpha = 1 - t, sigma = t."""
+
+    name: Literal["linear-flow"] = field(default="linear-flow", kw_only=True)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return -_OPEN_END, _OPEN_END
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1.0 - widen(t)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return widen(t)
+
+    def d_alpha(self, t: Tensor) -> Tensor:
+        return torch.full_like(widen(t), -1.0)
+
+    def d_sigma(self, t: Tensor) -> Tensor:
+        return torch.ones_like(widen(t))
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return _log_ratio(self.alpha(t), self.sigma(t))
+
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        # sigma / alpha = t / (1 - t) = exp(-log_snr / 2)
+        return torch.sigmoid(-0.5 * widen(log_snr).clamp(*self.band))
+
+
+@dataclass(frozen=True)
+class CosineVP:
+    """Variance-preserving quarter circle: sigma = sin(pi/2 t), alpha = cos(pi/2 t) = sin(pi/2 (1 - t)).
+
+    The second form of alpha is exact near t = 1, where the cosine of a rounded angle is not.
+    """
+
+    name: Literal["cosine-vp"] = field(default="cosine-vp", kw_only=True)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return -_OPEN_END, _OPEN_END
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.sin(0.5 * math.pi * (1.0 - widen(t)))
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return torch.sin(0.5 * math.pi * widen(t))
+
+    def d_alpha(self, t: Tensor) -> Tensor:
+        return -0.5 * math.pi * self.sigma(t)
+
+    def d_sigma(self, t: Tensor) -> Tensor:
+        return 0.5 * math.pi * self.alpha(t)
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return _log_ratio(self.alpha(t), self.sigma(t))
+
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        # tan(pi/2 t) = sigma / alpha = exp(-log_snr / 2)
+        return torch.atan(torch.exp(-0.5 * widen(log_snr).clamp(*self.band))) * (2.0 / math.pi)
+
+
+@dataclass(frozen=True)
+class DDPMBetas:
+    """A discrete DDPM made continuous: step i sits at t = i / (steps - 1), log-SNR is linear between steps.
+
+    At the knots alpha^2 is the running product of (1 - beta_i), exactly the table a DDPM was trained with;
+    between them alpha^2 = sigmoid(log_snr) and sigma^2 = sigmoid(-log_snr), so alpha^2 + sigma^2 = 1 everywhere.
+    """
+
+    betas: Literal["linear", "scaled_linear", "cosine"]
+    steps: int = 1000
+    name: Literal["ddpm-betas"] = field(default="ddpm-betas", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.betas not in ("linear", "scaled_linear", "cosine"):
+            raise ValueError(f"betas must be linear, scaled_linear or cosine, got {self.betas!r}")
+        if self.steps < 2:
+            raise ValueError(f"steps must be at least 2, got {self.steps}")
+
+    @property
+    def band(self) -> tuple[float, float]:
+        knots = _ddpm_log_snr(self.betas, self.steps)
+        return float(knots[-1]), float(knots[0])
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.sigmoid(self.log_snr(t)).sqrt()
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return torch.sigmoid(-self.log_snr(t)).sqrt()
+
+    def d_alpha(self, t: Tensor) -> Tensor:
+        # alpha = sigmoid(l)^(1/2)  =>  d alpha / dl = alpha sigma^2 / 2
+        log_snr, slope = self._interpolate(t)
+        return 0.5 * torch.sigmoid(log_snr).sqrt() * torch.sigmoid(-log_snr) * slope
+
+    def d_sigma(self, t: Tensor) -> Tensor:
+        log_snr, slope = self._interpolate(t)
+        return -0.5 * torch.sigmoid(-log_snr).sqrt() * torch.sigmoid(log_snr) * slope
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return self._interpolate(t)[0]
+
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        wanted = widen(log_snr).clamp(*self.band)
+        knots = _ddpm_log_snr(self.betas, self.steps).to(wanted)
+        # knots fall with the step, so search in their negatives, which rise
+        left = (torch.searchsorted(-knots, -wanted, right=True) - 1).clamp(0, self.steps - 2)
+        fraction = (knots[left] - wanted) / (knots[left] - knots[left + 1])
+        return (left + fraction) / (self.steps - 1)
+
+    def _interpolate(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """log-SNR and its slope d log_snr / dt at t."""
+        position = widen(t).clamp(0.0, 1.0) * (self.steps - 1)
+        knots = _ddpm_log_snr(self.betas, self.steps).to(position)
+        left = position.detach().floor().long().clamp(0, self.steps - 2)
+        rise = knots[left + 1] - knots[left]
+        return knots[left] + (position - left) * rise, rise * (self.steps - 1)
+
+
+@lru_cache(maxsize=16)
+def _ddpm_log_snr(betas: str, steps: int) -> Tensor:
+    """log-SNR at every step of a DDPM beta table, float64 [steps]."""
+    if betas == "linear":
+        # Ho et al. give 1e-4 .. 0.02 for 1000 steps; other lengths keep the same end noise
+        scale = 1000.0 / steps
+        beta = torch.linspace(1e-4 * scale, 0.02 * scale, steps, dtype=torch.float64)
+    elif betas == "scaled_linear":
+        scale = 1000.0 / steps
+        beta = torch.linspace((0.00085 * scale) ** 0.5, (0.012 * scale) ** 0.5, steps, dtype=torch.float64) ** 2
+    else:
+        # Nichol and Dhariwal's cosine table, each beta capped at 0.999
+        edges = torch.arange(steps + 1, dtype=torch.float64) / steps
+        bar = torch.cos((edges + 0.008) / 1.008 * math.pi / 2) ** 2
+        beta = (1.0 - bar[1:] / bar[:-1]).clamp(max=0.999)
+    if not bool(((beta > 0) & (beta < 1)).all()):
+        raise ValueError(f"a {betas} table of {steps} steps has a beta outside (0, 1); use more steps")
+    log_signal = torch.log1p(-beta).cumsum(0)  # log alpha^2
+    return log_signal - torch.log(-torch.expm1(log_signal))
+
+
+@dataclass(frozen=True)
+class EDM:
+    """Karras et al.'s variance-exploding path: alpha = 1, sigma = (s0 + t (s1 - s0))^rho from 0.002 to 80."""
+
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+    rho: float = 7.0
+    name: Literal["edm"] = field(default="edm", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.sigma_min < self.sigma_max:
+            raise ValueError(f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
+
+    @property
+    def _roots(self) -> tuple[float, float]:
+        low, high = self.sigma_min ** (1 / self.rho), self.sigma_max ** (1 / self.rho)
+        return low, high - low
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return -2.0 * math.log(self.sigma_max), -2.0 * math.log(self.sigma_min)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.ones_like(widen(t))
+
+    def sigma(self, t: Tensor) -> Tensor:
+        low, rise = self._roots
+        return (low + widen(t) * rise) ** self.rho
+
+    def d_alpha(self, t: Tensor) -> Tensor:
+        return torch.zeros_like(widen(t))
+
+    def d_sigma(self, t: Tensor) -> Tensor:
+        low, rise = self._roots
+        return self.rho * rise * (low + widen(t) * rise) ** (self.rho - 1)
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return -2.0 * self.sigma(t).log()
+
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        low, rise = self._roots
+        return (torch.exp(-0.5 * widen(log_snr).clamp(*self.band) / self.rho) - low) / rise

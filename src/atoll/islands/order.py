@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..artifacts import UserError, canonical_json, explain, sha256_bytes
+from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiTConfig
 from ..process import Objective
@@ -43,6 +43,12 @@ class Training(BaseModel):
     threads: int = Field(1, gt=0, description="CPU threads; part of the result, since sums depend on it")
     seed: int = Field(ge=0)
 
+    def learning_rate_at(self, images: int) -> float:
+        """Linear warm-up, then constant, or linear down to zero at the end of the budget."""
+        rise = min(1.0, (images + self.batch) / self.warmup_images) if self.warmup_images else 1.0
+        left = (self.images - images) / max(self.images - self.warmup_images, 1)
+        return self.learning_rate * (min(rise, left) if self.decay == "linear" else rise)
+
 
 class Acceptance(BaseModel):
     """What `admit` checks on the holdout, which no island has seen.
@@ -60,7 +66,7 @@ class Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: Literal[1] = SCHEMA_VERSION
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="such as 03")
-    cluster: int = Field(ge=0)
+    cluster: int | None = Field(None, ge=0, description="None: all of the data, for a monolith")
     clusters: int = Field(gt=0, description="how many the partition has")
     data: str = Field(description="digest of the data artifact")
     partition: str = Field(description="digest of the partition artifact")
@@ -85,13 +91,17 @@ class Order(BaseModel):
     def to_bytes(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
 
-    @staticmethod
-    def load(path: Path) -> Order:
-        try:
-            return Order.model_validate_json(path.read_bytes())
-        except FileNotFoundError as error:
-            raise UserError(f"{path}: no such order; `atoll plan` writes them") from error
-        except IsADirectoryError as error:
-            raise UserError(f"{path}: is a folder; give one order file such as {path}/00.json") from error
-        except ValidationError as error:
-            raise UserError(f"{path}: not a valid order ({explain(error)}); get it again") from error
+
+def read_order(place: str | Path) -> tuple[Order, Store]:
+    """An order file, local or remote, and the run it belongs to: the folder above its own."""
+    folder, _, name = str(place).rpartition("/")
+    store = Store.at(folder or ".")
+    try:
+        order = Order.model_validate_json(store.read(name))
+    except FileNotFoundError as error:
+        raise UserError(f"{place}: no such order; `atoll plan` writes them") from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise UserError(f"{place}: is not a file; give one order such as orders/00.json") from error
+    except ValidationError as error:
+        raise UserError(f"{place}: not a valid order ({explain(error)}); get it again") from error
+    return order, store.parent

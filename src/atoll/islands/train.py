@@ -1,0 +1,247 @@
+"""The expert loop: one order in, one expert out, nothing else seen and nobody talked to."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..artifacts import Artifact, Store, UserError, check_relative, find, verify_file
+from ..data.order import sample_order
+from ..data.shards import ShardSet
+from ..models.dit import DiT
+from ..process import Condition, LinearFlow, NetworkDenoiser, fixed_times, velocity_error
+from ..training.average import WeightAverage
+from ..training.checkpoint import Checkpoints, TrainingState
+from ..training.optimizer import adamw, set_learning_rate
+from ..training.seeds import generator, seed_from
+from ..training.stopping import StopRequested, StopSignal
+from .expert import KIND, ExpertCard, bridged, read_card, write_expert
+from .order import Order, read_order
+
+REPORTS = 40  # rows of metrics.jsonl over the whole budget
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where an island is; given to `on_progress` after every step."""
+
+    images: int
+    total: int
+    loss: float
+
+
+def train(
+    order_place: str | Path,
+    out: Path,
+    *,
+    data: str | Path | None = None,
+    device: str | None = None,
+    checkpoint_seconds: float = 60.0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Artifact:
+    """Train the expert an order asks for and leave it in `out`.
+
+    Shards lie at their path relative to the run the order belongs to, or below `data`. Work in progress is in
+    `out/state/`; the same call goes on from there, bit for bit on a CPU, after any kind of death.
+    """
+    order, run = read_order(order_place)
+    plan = order.training
+    if (done := finished(out, order)) is not None:
+        return done
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu":
+        torch.set_num_threads(plan.threads)
+
+    root = run if data is None else Store.at(data)
+    training_set = ShardSet([fetch(root, ref.path, ref.sha256) for ref in order.shards if ref.split == "train"])
+    validation = fixed_validation(order, root)
+    if len(training_set) == 0:
+        raise UserError(f"{order_place}: the order's train shards hold no samples; partition again with fewer clusters")
+
+    torch.manual_seed(seed_from(plan.seed, "weights"))
+    network = DiT(order.architecture).to(device)
+    state = TrainingState(
+        module=network,
+        optimizer=adamw(network, plan.learning_rate, plan.betas, plan.weight_decay),
+        average=WeightAverage(network, plan.ema_images),
+    )
+    checkpoints = Checkpoints(out / "state")
+    checkpoints.begin(order.model_dump(mode="json"), "order")
+    ledger = checkpoints.restore(state)
+    log = Log(out / "log.jsonl")
+    log.write(event="start", images=state.images, device=device)
+
+    card = card_for(order)
+    denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
+    saved_at = time.monotonic()
+    with StopSignal() as stop:
+        while state.images < plan.images:
+            batch = min(plan.batch, plan.images - state.images)
+            x0, condition, eps, t = draw(order, training_set, state.images, batch)
+            set_learning_rate(state.optimizer, plan.learning_rate_at(state.images))
+
+            loss = 0.0
+            for part in micro_batches(batch, plan.micro_batch):
+                x0_, eps_, t_ = (value[part].to(device) for value in (x0, eps, t))
+                condition_ = None if condition is None else condition[part].to(device)
+                with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
+                    answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition_)
+                share = order.objective.loss(answer, x0_, eps_, t_).sum() / batch
+                share.backward()
+                loss += share.item()
+            norm = clip_gradients(network, plan.gradient_clip)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise UserError(
+                    f"{order_place}: loss {loss} and gradient norm {norm} after {state.images:,} images, nothing was "
+                    "updated; lower training.learning_rate or use precision float32"
+                )
+            state.optimizer.step()
+            state.optimizer.zero_grad(set_to_none=True)
+            state.images += batch
+            state.average.update(state.images, batch)
+
+            ledger.add(loss)
+            if report_due(state.images, batch, plan.images):
+                ledger.report(
+                    state.images, {} if validation is None else {"yardstick": yardstick(state, card, validation)}
+                )
+                log.write(event="report", images=state.images, total=plan.images)
+            if on_progress is not None:
+                on_progress(Progress(state.images, plan.images, loss))
+            if stop.requested or time.monotonic() - saved_at > checkpoint_seconds:
+                checkpoints.save(state, ledger)
+                saved_at = time.monotonic()
+            if stop.requested:
+                log.write(event="stopped", images=state.images)
+                raise StopRequested(f"stopped at {state.images:,} of {plan.images:,} images; run again to go on")
+
+    artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, {"order": order.digest()})
+    log.write(event="finished", images=state.images)
+    shutil.rmtree(out / "state", ignore_errors=True)
+    return artifact
+
+
+def finished(out: Path, order: Order) -> Artifact | None:
+    """The expert already in `out`, if it is this order's."""
+    artifact = find(out)
+    if artifact is None:
+        return None
+    if artifact.manifest.kind != KIND or read_card(artifact).order != order.digest():
+        raise UserError(f"{out}: already holds an artifact of another order; choose another --out")
+    return artifact
+
+
+def fetch(root: Store, path: str, sha256: str) -> Path:
+    """A shard on this machine, checked against the order's digest."""
+    if not root.is_local:
+        return root.download(path, sha256)
+    check_relative(path)
+    verify_file(root.path / path, sha256)
+    return root.path / path
+
+
+def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tensor, Condition | None, Tensor, Tensor]:
+    """The batch that follows `images` seen: x0 [B, C, H, W], condition, eps, t [B].
+
+    A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. Times are
+    stratified: one in each of B equal parts of the density, which lowers the variance of the loss.
+    """
+    seed = order.training.seed
+    rows = sample_order(len(samples), seed, images, batch)
+    numbers = generator(seed, "batch", images)
+    which_caption, strata, dropout = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
+    t = order.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)
+    x0 = samples.latents(rows)
+    eps = torch.randn(x0.shape, generator=numbers)
+    condition = samples.condition(rows, which_caption)
+    if condition is not None:
+        condition = condition.drop(dropout < order.training.condition_dropout)
+    return x0, condition, eps, t
+
+
+def micro_batches(batch: int, size: int | None) -> list[slice]:
+    """A batch cut into forward passes; the optimizer step does not depend on the cut."""
+    size = size or batch
+    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+
+
+def clip_gradients(network: DiT, limit: float | None) -> float:
+    """Scale the gradient down to norm `limit`; returns the norm it had."""
+    return float(torch.nn.utils.clip_grad_norm_(network.parameters(), limit or math.inf))
+
+
+def report_due(images: int, batch: int, total: int) -> bool:
+    """True when this step crossed one of REPORTS evenly spaced marks."""
+    return images == total or images * REPORTS // total > (images - batch) * REPORTS // total
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Fixed (sample, noise, t) triples, so that two numbers differ only by the network."""
+
+    x0: Tensor
+    eps: Tensor
+    t: Tensor
+    condition: Condition | None
+
+
+def fixed_validation(order: Order, root: Store, times: int = 8, most: int = 256) -> Validation | None:
+    """Every validation sample of the cluster (at most `most`) at `times` times; None where there are none."""
+    refs = [ref for ref in order.shards if ref.split == "validation"]
+    samples = ShardSet([fetch(root, ref.path, ref.sha256) for ref in refs]) if refs else None
+    if samples is None or len(samples) == 0:
+        return None
+    count = min(len(samples), most)
+    rows = torch.arange(count).repeat_interleave(times)
+    x0 = samples.latents(rows)
+    eps = torch.randn(x0.shape, generator=generator(order.training.seed, "validation"))
+    return Validation(x0, eps, fixed_times(times).repeat(count), samples.condition(rows, torch.zeros(len(rows))))
+
+
+@torch.no_grad()
+def yardstick(state: TrainingState, card: ExpertCard, validation: Validation) -> float:
+    """Mean squared error of the averaged network's velocity on the reference path (process/objective.py)."""
+    assert isinstance(state.module, DiT)
+    averaged = copy.deepcopy(state.module)
+    averaged.load_state_dict(state.averaged_weights())
+    device = next(averaged.parameters()).device
+    condition = None if validation.condition is None else validation.condition.to(device)
+    x0, eps, t = (value.to(device) for value in (validation.x0, validation.eps, validation.t))
+    return velocity_error(bridged(averaged, card, LinearFlow()), x0, eps, t, condition).mean().item()
+
+
+def card_for(order: Order) -> ExpertCard:
+    """The card of the expert this order makes."""
+    return ExpertCard(
+        architecture=order.architecture,
+        schedule=order.objective.schedule,
+        kind=order.objective.kind,
+        latent=order.latent,
+        text=order.text,
+        cluster=order.cluster,
+        images=order.training.images,
+        order=order.digest(),
+        partition=order.partition,
+        licence=order.licence,
+    )
+
+
+class Log:
+    """log.jsonl: what happened when. Never listed in a manifest, so it may hold times."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+
+    def write(self, **fields: str | int | float) -> None:
+        with self._path.open("a") as stream:
+            stream.write(json.dumps({"time": round(time.time(), 3), **fields}) + "\n")

@@ -1,0 +1,1 @@
+"""What training loops share: seeds, weight averages, checkpoints, stopping. Holds no loop."""

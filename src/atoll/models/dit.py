@@ -1,0 +1,495 @@
+"""The backbone: a diffusion transformer, complete in one file.
+
+    noisy latent + time + condition  ->  one prediction per latent value
+
+Two ways to let time steer a block (`variant`):
+  adaln         DiT: every block has its own map from the conditioning vector to six vectors
+  adaln-single  PixArt-alpha: one map for all blocks, plus one learned table of six vectors per block
+and five things to be conditioned on (`condition`):
+  none    nothing
+  labels  one class per image, added to the time embedding
+  words   word ids; the mean of the network's own word vectors, added to the time embedding
+  pooled  one text vector per image, projected and added to the time embedding
+  tokens  text token embeddings, read by cross-attention in every block
+
+Shapes: B images, C x H x W latent, p patch, N = (H/p)(W/p) image tokens, D width, L text tokens.
+No loss, no device policy: what the numbers mean is process/'s business, where they live the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..process.condition import Condition
+
+TIME_FREQUENCIES = 256
+LONGEST_PERIOD = 10_000.0
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiTConfig:
+    """Everything that decides the weights' shapes and the function they compute."""
+
+    latent: tuple[int, int, int]  # channels, height, width
+    patch: int
+    width: int
+    depth: int
+    heads: int
+    mlp_ratio: float = 4.0
+    variant: Literal["adaln", "adaln-single"] = "adaln-single"
+    condition: Literal["none", "labels", "words", "pooled", "tokens"] = "none"
+    classes: int | None = None  # labels: how many
+    vocabulary: int | None = None  # words: how many
+    text_width: int | None = None  # pooled, tokens: width of an embedding
+    text_length: int | None = None  # tokens: text tokens per image; words: at most
+    positions: Literal["sincos", "learned"] = "sincos"
+    position_scale: float = 1.0  # grid coordinates are divided by it (PixArt at 1024 px has 2)
+    qk_norm: bool = False
+    activation: Literal["gelu-tanh", "silu"] = "gelu-tanh"
+    out_channels: int | None = None  # None: as many as the latent has
+    frequency_shift: Literal[0, 1] = 0  # time frequencies: 0 in official code, 1 in diffusers' DiT
+    mlp_norm_eps: float = NORM_EPS  # 1e-5 in diffusers' DiT
+    time_scale: float = 999.0  # the network is called with time_scale * t, t in [0, 1]; 1 for a SiT
+
+    def __post_init__(self) -> None:
+        channels, height, width = self.latent
+        if min(channels, height, width, self.patch, self.width, self.depth, self.heads) < 1:
+            raise ValueError("latent, patch, width, depth and heads must all be at least 1")
+        if height % self.patch or width % self.patch:
+            raise ValueError(f"patch {self.patch} does not divide the latent {height}x{width}; use a smaller patch")
+        if self.width % self.heads:
+            raise ValueError(f"heads {self.heads} does not divide width {self.width}; change one of them")
+        if self.width % 4:
+            raise ValueError(f"width {self.width} must be a multiple of 4: a sine and a cosine for each of two axes")
+        for name in ("mlp_ratio", "position_scale", "mlp_norm_eps", "time_scale"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if self.out_channels is not None and self.out_channels < 1:
+            raise ValueError(f"out_channels must be at least 1, got {self.out_channels}")
+        self._check_choices()
+        self._check_condition()
+
+    def _check_choices(self) -> None:
+        allowed: dict[str, tuple[object, ...]] = {
+            "variant": ("adaln", "adaln-single"),
+            "condition": ("none", "labels", "words", "pooled", "tokens"),
+            "positions": ("sincos", "learned"),
+            "activation": ("gelu-tanh", "silu"),
+            "frequency_shift": (0, 1),
+        }
+        for name, choices in allowed.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {list(choices)}, got {getattr(self, name)!r}")
+
+    def _check_condition(self) -> None:
+        needs = {
+            "none": (),
+            "labels": ("classes",),
+            "words": ("vocabulary",),
+            "pooled": ("text_width",),
+            "tokens": ("text_width", "text_length"),
+        }[self.condition]
+        for name in ("classes", "vocabulary", "text_width", "text_length"):
+            value = getattr(self, name)
+            if name in needs and (value is None or value < 1):
+                raise ValueError(f"condition {self.condition!r} needs {name} of at least 1, got {value}")
+            if name not in needs and value is not None and (self.condition, name) != ("words", "text_length"):
+                raise ValueError(f"{name} {value} has no meaning for condition {self.condition!r}; leave it out")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.latent[1] // self.patch, self.latent[2] // self.patch
+
+    @property
+    def image_tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def mlp_width(self) -> int:
+        return int(self.width * self.mlp_ratio)
+
+    @property
+    def channels_out(self) -> int:
+        return self.latent[0] if self.out_channels is None else self.out_channels
+
+
+class DiT(nn.Module):
+    """The network of one expert: (x [B, C, H, W], time [B], condition) -> [B, channels_out, H, W].
+
+    `time` is time_scale * t. `checkpointed_blocks` (0 .. depth) is how many blocks recompute their
+    activations in the backward pass instead of keeping them; it changes memory and speed, not the result.
+    """
+
+    def __init__(self, config: DiTConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointed_blocks = 0
+        self.patches = Patches(config)
+        self.conditioning = Conditioning(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.head = Head(config)
+        initialize(self, config, generator)
+
+    def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
+        vector, signal, text, mask = self.conditioning(time, condition)
+        h = run_blocks(self.blocks, self.patches(x), signal, text, mask, self.checkpointed_blocks)
+        return self._to_latent(self.head(h, vector)).to(x.dtype)
+
+    def _to_latent(self, h: Tensor) -> Tensor:
+        """[B, N, p p C'] -> [B, C', H, W]; within a patch: row, column, channel."""
+        (rows, columns), p, channels = self.config.grid, self.config.patch, self.config.channels_out
+        h = h.reshape(-1, rows, columns, p, p, channels)
+        return h.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * p, columns * p)
+
+
+def run_blocks(
+    blocks: nn.ModuleList, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None, checkpointed: int
+) -> Tensor:
+    """Through all blocks, recomputing the activations of the first `checkpointed` of them on the way back."""
+    for index, block in enumerate(blocks):
+        if index < checkpointed and torch.is_grad_enabled():
+            h = checkpoint(block, h, signal, text, mask, use_reentrant=False)
+        else:
+            h = block(h, signal, text, mask)
+    return h
+
+
+class Patches(nn.Module):
+    """Latent [B, C, H, W] -> tokens [B, N, D]: cut into patches, project, add positions."""
+
+    positions: Tensor
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.latent, self.patch, self.grid = config.latent, config.patch, config.grid
+        self.project = nn.Linear(config.latent[0] * config.patch**2, config.width)
+        table = sincos_positions(config.grid, config.width, config.position_scale)
+        if config.positions == "learned":
+            self.positions = nn.Parameter(table)  # learning starts from the fixed table
+        else:
+            self.register_buffer("positions", table, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.latent:
+            raise ValueError(f"this network takes latents of shape {list(self.latent)}, got {list(x.shape[1:])}")
+        (rows, columns), p = self.grid, self.patch
+        x = x.reshape(len(x), -1, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)  # B, rows, columns, C, p, p
+        h: Tensor = self.project(x.reshape(len(x), rows * columns, -1).to(self.project.weight.dtype))
+        return h + self.positions.to(h.dtype)
+
+
+class Conditioning(nn.Module):
+    """Time and condition -> what the blocks read.
+
+    vector  [B, D]       time embedding + label, words or pooled text: the head reads it
+    signal  [B, D] for adaln (SiLU of the vector), [B, 6, D] for adaln-single (the shared map)
+    text    [B, L, D] and mask [B, 1, 1, L] for `tokens`, else None
+    """
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.time = Projection(TIME_FREQUENCIES, width, nn.SiLU())
+        if config.variant == "adaln-single":
+            self.modulation = nn.Linear(width, 6 * width)
+        if config.condition == "labels":
+            assert config.classes is not None
+            self.labels = nn.Embedding(config.classes + 1, width)  # the last row is the null label
+        elif config.condition == "words":
+            assert config.vocabulary is not None
+            self.words = nn.Embedding(config.vocabulary + 1, width)  # the last row is the null word
+        elif config.condition in ("pooled", "tokens"):
+            assert config.text_width is not None
+            length = (config.text_length,) if config.condition == "tokens" else ()
+            self.text = Projection(config.text_width, width, nn.GELU(approximate="tanh"))
+            self.null_text = nn.Parameter(torch.empty(*length, config.text_width))
+
+    def forward(self, time: Tensor, condition: Condition | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        # float32 always, and no buffer that `.bfloat16()` would round: these are sines of large numbers
+        angles = time.to(torch.float32)[:, None] * time_frequencies(self.config.frequency_shift, time.device)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=1)
+        vector = self.time(waves.to(self.time.enter.weight.dtype))
+
+        text = mask = None
+        match self.config.condition:
+            case "labels":
+                vector = vector + self._label(condition)
+            case "words":
+                vector = vector + self._words(condition)
+            case "pooled":
+                vector = vector + self._pooled(condition)
+            case "tokens":
+                text, mask = self._tokens(condition)
+
+        signal = F.silu(vector)
+        if self.config.variant == "adaln-single":
+            signal = self.modulation(signal).unflatten(1, (6, self.config.width))
+        return vector, signal, text, mask
+
+    def _label(self, condition: Condition | None) -> Tensor:
+        condition, labels = self._require("labels", condition)
+        missing = labels < 0  # -1 says that the image has no label
+        if condition.dropped is not None:
+            missing = missing | condition.dropped
+        embedded: Tensor = self.labels(labels.masked_fill(missing, self.labels.num_embeddings - 1))
+        return embedded
+
+    def _words(self, condition: Condition | None) -> Tensor:
+        """Mean of the word vectors of a caption; no words at all is the null caption."""
+        condition, words = self._require("tokens", condition)
+        longest = self.config.text_length
+        if words.is_floating_point() or words.ndim != 2 or (longest is not None and words.shape[1] > longest):
+            raise ValueError(
+                f"condition 'words' takes int64 word ids [B, {longest or 'L'}], got {words.dtype} {list(words.shape)}"
+            )
+        present = torch.ones_like(words, dtype=torch.bool) if condition.mask is None else condition.mask
+        null = ~present.any(1)
+        if condition.dropped is not None:
+            null = null | condition.dropped
+        words = words.masked_fill(null[:, None], self.words.num_embeddings - 1)
+        weights = (present | null[:, None]).to(self.words.weight.dtype)
+        weights = weights / weights.sum(1, keepdim=True)
+        return torch.bmm(weights[:, None], self.words(words)).squeeze(1)  # [B, 1, L] @ [B, L, D]
+
+    def _pooled(self, condition: Condition | None) -> Tensor:
+        condition, pooled = self._require("pooled", condition)
+        self._check_width(pooled, (self.config.text_width,))
+        pooled = pooled.to(self.null_text.dtype)
+        if condition.dropped is not None:
+            pooled = torch.where(condition.dropped[:, None], self.null_text, pooled)
+        projected: Tensor = self.text(pooled)
+        return projected
+
+    def _tokens(self, condition: Condition | None) -> tuple[Tensor, Tensor | None]:
+        """Projected text tokens and their attention mask. A caption without tokens is the null caption."""
+        condition, tokens = self._require("tokens", condition)
+        self._check_width(tokens, (self.config.text_length, self.config.text_width))
+        tokens = tokens.to(self.null_text.dtype)
+        null, mask = condition.dropped, condition.mask
+        if mask is not None:
+            empty = ~mask.any(1)
+            null = empty if null is None else null | empty
+            mask = (mask | null[:, None])[:, None, None]  # the null caption is read whole
+        if null is not None:
+            tokens = torch.where(null[:, None, None], self.null_text, tokens)
+        return self.text(tokens), mask
+
+    def _require(self, field: str, condition: Condition | None) -> tuple[Condition, Tensor]:
+        value = None if condition is None else getattr(condition, field)
+        if condition is None or value is None:
+            raise ValueError(
+                f"this network is conditioned on {self.config.condition} and needs Condition.{field}; "
+                "for an unconditional call pass condition.null()"
+            )
+        return condition, value
+
+    def _check_width(self, text: Tensor, wanted: tuple[int | None, ...]) -> None:
+        if tuple(text.shape[1:]) != wanted:
+            raise ValueError(
+                f"this network takes text of shape [B, {', '.join(map(str, wanted))}], got {list(text.shape)}"
+            )
+
+
+class Block(nn.Module):
+    """Attention, cross-attention for text tokens, MLP; shifted, scaled and gated by time and condition."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.width = width
+        self.mlp_norm_eps = config.mlp_norm_eps
+        self.attention = SelfAttention(width, config.heads, config.qk_norm)
+        self.cross = CrossAttention(width, config.heads, config.qk_norm) if config.condition == "tokens" else None
+        activation = nn.GELU(approximate="tanh") if config.activation == "gelu-tanh" else nn.SiLU()
+        self.mlp = Projection(width, width, activation, hidden=config.mlp_width)
+        if config.variant == "adaln":
+            self.modulation = nn.Linear(width, 6 * width)
+            self.table = None
+        else:
+            self.table = nn.Parameter(torch.empty(6, width))
+
+    def forward(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
+        if self.table is None:
+            six = self.modulation(signal).unflatten(1, (6, 1, self.width))
+        else:
+            six = (signal + self.table)[:, :, None]
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.unbind(1)  # each [B, 1, D]
+
+        h = torch.addcmul(h, gate, self.attention(modulate(h, shift, scale, NORM_EPS)))
+        if self.cross is not None:
+            h = h + self.cross(h, text, mask)
+        return torch.addcmul(h, mlp_gate, self.mlp(modulate(h, mlp_shift, mlp_scale, self.mlp_norm_eps)))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.norm = HeadNorm(width // heads) if qk_norm else None
+        self.out = nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        q, k, v = split_heads(self.qkv(h), 3, self.heads)
+        if self.norm is not None:
+            q, k = self.norm(q, k)
+        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        return answer
+
+
+class CrossAttention(nn.Module):
+    """Image tokens [B, N, D] ask, text tokens [B, L, D] answer; mask [B, 1, 1, L] is True where text is."""
+
+    def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.norm = HeadNorm(width // heads) if qk_norm else None
+        self.out = nn.Linear(width, width)
+
+    def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+        (q,) = split_heads(self.q(h), 1, self.heads)
+        k, v = split_heads(self.kv(text), 2, self.heads)
+        if self.norm is not None:
+            q, k = self.norm(q, k)
+        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        return answer
+
+
+class HeadNorm(nn.Module):
+    """RMS norm of queries and keys within each head: keeps logits bounded in low precision."""
+
+    def __init__(self, head_width: int) -> None:
+        super().__init__()
+        self.q = nn.Parameter(torch.ones(head_width))
+        self.k = nn.Parameter(torch.ones(head_width))
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return (
+            F.rms_norm(q, self.q.shape, self.q.to(q.dtype), NORM_EPS),
+            F.rms_norm(k, self.k.shape, self.k.to(k.dtype), NORM_EPS),
+        )
+
+
+class Head(nn.Module):
+    """Tokens [B, N, D] + conditioning vector [B, D] -> patches [B, N, p p C']."""
+
+    def __init__(self, config: DiTConfig, outputs: int | None = None) -> None:
+        super().__init__()
+        width = config.width
+        if config.variant == "adaln":
+            self.modulation = nn.Linear(width, 2 * width)
+            self.table = None
+        else:
+            self.table = nn.Parameter(torch.empty(2, width))
+        self.project = nn.Linear(width, config.patch**2 * config.channels_out if outputs is None else outputs)
+
+    def forward(self, h: Tensor, vector: Tensor) -> Tensor:
+        if self.table is None:
+            two = self.modulation(F.silu(vector)).unflatten(1, (2, 1, -1))
+        else:
+            two = (vector[:, None] + self.table)[:, :, None]
+        shift, scale = two.unbind(1)
+        patches: Tensor = self.project(modulate(h, shift, scale, NORM_EPS))
+        return patches
+
+
+class Projection(nn.Module):
+    """Linear, activation, linear."""
+
+    def __init__(self, inputs: int, outputs: int, activation: nn.Module, hidden: int | None = None) -> None:
+        super().__init__()
+        hidden = outputs if hidden is None else hidden
+        self.enter = nn.Linear(inputs, hidden)
+        self.activation = activation
+        self.leave = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.leave(self.activation(self.enter(x)))
+        return y
+
+
+def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """LayerNorm(h) (1 + scale) + shift, with shift and scale [B, 1, D]."""
+    return torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=eps), 1.0 + scale)
+
+
+def split_heads(h: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """[B, N, parts D] -> `parts` tensors [B, heads, N, D / heads]."""
+    return h.reshape(*h.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def join_heads(h: Tensor) -> Tensor:
+    """[B, heads, N, D / heads] -> [B, N, D]."""
+    return h.transpose(1, 2).flatten(2)
+
+
+def time_frequencies(shift: int, device: torch.device) -> Tensor:
+    """Angular frequencies of the time embedding, falling from 1 to about 1/10000: float32 [128]."""
+    half = TIME_FREQUENCIES // 2
+    steps = torch.arange(half, dtype=torch.float32, device=device)
+    return torch.exp(-math.log(LONGEST_PERIOD) * steps / (half - shift))
+
+
+def sincos_positions(grid: tuple[int, int], width: int, scale: float) -> Tensor:
+    """Fixed 2-D positions [N, D]: the first half of D encodes the column, the second the row.
+
+    On the CPU even where modules are built on the meta device, since no checkpoint holds this table.
+    """
+    rows, columns = (torch.arange(n, dtype=torch.float64, device="cpu") / scale for n in grid)
+    frequencies = LONGEST_PERIOD ** -(torch.arange(width // 4, dtype=torch.float64, device="cpu") / (width // 4))
+
+    def encode(places: Tensor) -> Tensor:
+        angles = places[:, None] * frequencies
+        return torch.cat([angles.sin(), angles.cos()], dim=1)  # [n, D / 2]
+
+    by_column = encode(columns)[None].expand(len(rows), -1, -1)
+    by_row = encode(rows)[:, None].expand(-1, len(columns), -1)
+    return torch.cat([by_column, by_row], dim=2).flatten(0, 1).float()
+
+
+@torch.no_grad()
+def initialize(network: nn.Module, config: DiTConfig, generator: torch.Generator | None) -> None:
+    """Fresh weights as DiT and PixArt-alpha start: the network's first answer is zero.
+
+    DiT also starts every block as the identity (zero modulation); PixArt's blocks start active (random
+    tables), but with silent cross-attention.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight, generator=generator)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02, generator=generator)
+
+    for module in network.modules():
+        if isinstance(module, Conditioning):
+            quiet = [module.time.enter, module.time.leave]
+            if config.variant == "adaln-single":
+                quiet.append(module.modulation)
+            if config.condition in ("pooled", "tokens"):
+                quiet += [module.text.enter, module.text.leave]
+                assert config.text_width is not None
+                nn.init.normal_(module.null_text, std=config.text_width**-0.5, generator=generator)
+            for linear in quiet:
+                nn.init.normal_(linear.weight, std=0.02, generator=generator)
+        elif isinstance(module, CrossAttention):
+            nn.init.zeros_(module.out.weight)
+        elif isinstance(module, Head):
+            nn.init.zeros_(module.project.weight)
+        if isinstance(module, Block | Head):
+            if module.table is None:
+                nn.init.zeros_(module.modulation.weight)
+            else:
+                nn.init.normal_(module.table, std=config.width**-0.5, generator=generator)

@@ -1,0 +1,54 @@
+"""The router network: which cluster does a noisy latent come from?
+
+    noisy latent + time + condition  ->  logits [B, K] of p(cluster | x_t, t, condition)
+
+A diffusion transformer's trunk with one learned class token in front [DDM]; the blocks are dit.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..process.condition import Condition
+from .dit import Block, Conditioning, DiTConfig, Head, Patches, initialize, run_blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """A trunk and how many clusters to tell apart. A trunk with condition "none" is a blind router."""
+
+    trunk: DiTConfig
+    clusters: int
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise ValueError(f"clusters must be at least 1, got {self.clusters}")
+        if self.trunk.out_channels is not None:
+            raise ValueError("trunk.out_channels has no meaning for a router; leave it out")
+
+
+class Router(nn.Module):
+    """(x [B, C, H, W], time [B], condition) -> logits [B, K], all equal before training."""
+
+    def __init__(self, config: RouterConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointed_blocks = 0
+        self.patches = Patches(config.trunk)
+        self.conditioning = Conditioning(config.trunk)
+        self.class_token = nn.Parameter(torch.empty(config.trunk.width))
+        self.blocks = nn.ModuleList(Block(config.trunk) for _ in range(config.trunk.depth))
+        self.head = Head(config.trunk, outputs=config.clusters)
+        initialize(self, config.trunk, generator)
+        nn.init.normal_(self.class_token, std=0.02, generator=generator)
+
+    def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
+        vector, signal, text, mask = self.conditioning(time, condition)
+        h = self.patches(x)
+        first = self.class_token.to(h.dtype).expand(len(h), 1, -1)
+        h = run_blocks(self.blocks, torch.cat([first, h], dim=1), signal, text, mask, self.checkpointed_blocks)
+        logits: Tensor = self.head(h[:, :1], vector)
+        return logits.squeeze(1).to(x.dtype)

@@ -2,7 +2,7 @@
 
 from .bridge import Bridge, PaperFusion
 from .condition import Condition
-from .denoiser import Denoiser, GuidedDenoiser, NetworkDenoiser
+from .denoiser import Denoiser, GuidedDenoiser, NetworkDenoiser, PerImageDenoiser, guide
 from .objective import (
     AnySchedule,
     LogitNormal,
@@ -21,7 +21,7 @@ from .objective import (
     velocity_error,
 )
 from .prediction import Kind, Prediction, combine, convert, pair, x0_gain
-from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, widen
+from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
     "EDM",
@@ -39,6 +39,7 @@ __all__ = [
     "NetworkDenoiser",
     "Objective",
     "PaperFusion",
+    "PerImageDenoiser",
     "Plain",
     "Prediction",
     "Schedule",
@@ -50,12 +51,14 @@ __all__ = [
     "combine",
     "convert",
     "fixed_times",
+    "guide",
     "noisy",
     "pair",
     "per_sample",
     "shift_time",
     "squared_error",
     "velocity_error",
+    "wide_dtype",
     "widen",
     "x0_gain",
 ]

@@ -70,7 +70,7 @@ class Bridge:
         """The expert's time s for reference times t [B]: equal log-SNR, within the band and the limit."""
         own = self.denoiser.schedule
         log_snr = self.onto.log_snr(t)
-        if self.limit is not None and carries_only_noise(self.denoiser.kind, own, own.time_at(log_snr)):
+        if self.limit is not None and carries_only_noise(self.denoiser.kind, own):
             log_snr = log_snr.clamp(min=-2.0 * math.log(self.limit))
         return own.time_at(log_snr)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from .condition import Condition
@@ -29,6 +30,25 @@ class GuidedDenoiser(Denoiser, Protocol):
     """A denoiser with its own way to do classifier-free guidance (a mixture, for one)."""
 
     def guided(self, x: Tensor, t: Tensor, condition: Condition, scale: float) -> Prediction: ...
+
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance, u + scale (c - u), in float32 or wider.
+
+    Every kind is the same affine function of state and velocity, and this is an affine combination, so it
+    gives the same result whatever kind it is applied to.
+    """
+    dtype = torch.promote_types(conditional.dtype, torch.float32)
+    return torch.lerp(unconditional.to(dtype), conditional.to(dtype), scale)
+
+
+@runtime_checkable
+class PerImageDenoiser(Denoiser, Protocol):
+    """A denoiser whose answer depends on which image a row is (its seed, its place in the whole call)."""
+
+    def bind(self, rows: slice, seeds: Sequence[int]) -> Denoiser:
+        """The denoiser for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -71,9 +72,14 @@ def x0_gain(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
     return (schedule.sigma(t) / _determinant(kind, schedule, t)).abs()
 
 
-def carries_only_noise(kind: Kind, schedule: Schedule, t: Tensor) -> bool:
-    """True where the kind is proportional to eps (p = 0), so that x0 must be had by dividing by alpha."""
-    p, _ = coefficients(kind, schedule, t)
+@lru_cache(maxsize=64)
+def carries_only_noise(kind: Kind, schedule: Schedule) -> bool:
+    """True if the kind is proportional to eps all along the path (p = 0): x0 is then had by dividing by alpha.
+
+    So for epsilon and score, and for velocity where alpha is constant (EDM).
+    """
+    inside = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
+    p, _ = coefficients(kind, schedule, inside)
     return bool((p == 0).all())
 
 

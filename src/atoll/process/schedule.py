@@ -30,8 +30,9 @@ _OPEN_END = 2.0 * math.log(1e4)
 
 
 class Schedule(Protocol):
-    """A path from data to noise. Every method maps times [B] to float64 values [B]."""
+    """A path from data to noise, a value: frozen and hashable. Methods map times [B] to float64 values [B]."""
 
+    def __hash__(self) -> int: ...
     @property
     def band(self) -> tuple[float, float]:
         """Lowest and highest log-SNR covered: (noisiest, cleanest)."""
@@ -47,9 +48,14 @@ class Schedule(Protocol):
         ...
 
 
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The widest float of a device: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def widen(t: Tensor) -> Tensor:
-    """Times in the widest float their device has (Apple's GPUs have no float64)."""
-    return t.to(torch.float32 if t.device.type == "mps" else torch.float64)
+    """Times in the widest float their device has."""
+    return t.to(wide_dtype(t.device))
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
@@ -169,7 +175,7 @@ class DDPMBetas:
 
     def time_at(self, log_snr: Tensor) -> Tensor:
         wanted = widen(log_snr).clamp(*self.band)
-        knots = _ddpm_log_snr(self.betas, self.steps).to(wanted)
+        knots = _ddpm_log_snr_on(self.betas, self.steps, wanted.device)
         # knots fall with the step, so search in their negatives, which rise
         left = (torch.searchsorted(-knots, -wanted, right=True) - 1).clamp(0, self.steps - 2)
         fraction = (knots[left] - wanted) / (knots[left] - knots[left + 1])
@@ -178,7 +184,7 @@ class DDPMBetas:
     def _interpolate(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """log-SNR and its slope d log_snr / dt at t."""
         position = widen(t).clamp(0.0, 1.0) * (self.steps - 1)
-        knots = _ddpm_log_snr(self.betas, self.steps).to(position)
+        knots = _ddpm_log_snr_on(self.betas, self.steps, position.device)
         left = position.detach().floor().long().clamp(0, self.steps - 2)
         rise = knots[left + 1] - knots[left]
         return knots[left] + (position - left) * rise, rise * (self.steps - 1)
@@ -203,6 +209,12 @@ def _ddpm_log_snr(betas: str, steps: int) -> Tensor:
         raise ValueError(f"a {betas} table of {steps} steps has a beta outside (0, 1); use more steps")
     log_signal = torch.log1p(-beta).cumsum(0)  # log alpha^2
     return log_signal - torch.log(-torch.expm1(log_signal))
+
+
+@lru_cache(maxsize=64)
+def _ddpm_log_snr_on(betas: str, steps: int, device: torch.device) -> Tensor:
+    """The same table kept on a device, so that asking a DDPM expert copies nothing to it."""
+    return _ddpm_log_snr(betas, steps).to(wide_dtype(device)).to(device)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,112 @@
+"""One velocity field from many experts.
+
+The velocity of a data set is the weighted sum of its clusters' velocities, with the condition c inside:
+
+    v(x, t | c) = sum_k p(k | x, t, c) v_k(x, t | c).                                      (1)
+
+The router gives p, the route decides which terms are worth computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..process import Condition, Denoiser, Kind, Prediction, Schedule, guide, per_sample
+from .routes import Full, PerImageRoute, Route
+
+Router = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
+GuidanceWeights = Literal["own", "conditional"]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts behind bridges, mixed by a router: a velocity denoiser on their common schedule.
+
+    An expert is run once per call, on the rows that give it weight and on no others, so top-1 costs about one
+    expert however many there are. `guidance_weights` says how `guided` mixes the unconditional branch: "own" with
+    p(k | x, t), which is exact and needs a router trained with condition dropout, "conditional" with the weights
+    of the conditional branch, which saves the router's second half and often the second expert of a row.
+    """
+
+    denoisers: Sequence[Denoiser]
+    router: Router
+    route: Route = Full()
+    guidance_weights: GuidanceWeights = "own"
+
+    def __post_init__(self) -> None:
+        if not self.denoisers:
+            raise ValueError("a mixture needs at least one expert")
+        for k, denoiser in enumerate(self.denoisers):
+            if denoiser.kind is not Kind.VELOCITY or denoiser.schedule != self.schedule:
+                raise ValueError(
+                    f"expert {k} gives {denoiser.kind} on {denoiser.schedule}, a mixture needs velocity on "
+                    f"{self.schedule}: put it behind a Bridge"
+                )
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.denoisers[0].schedule
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.VELOCITY
+
+    def bind(self, rows: slice, seeds: Sequence[int]) -> Mixture:
+        """The mixture for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
+        if isinstance(self.route, PerImageRoute):
+            return replace(self, route=self.route.bind(rows, seeds))
+        return self
+
+    def weights(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        """What each expert counts [B, K], after the route; zero: it is not run."""
+        return self.route(self._routed(x, t, condition), t)
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        return Prediction(Kind.VELOCITY, self._mix(x, t, condition, self.weights(x, t, condition)))
+
+    def guided(
+        self, x: Tensor, t: Tensor, condition: Condition, scale: float, weights: GuidanceWeights | None = None
+    ) -> Prediction:
+        """Classifier-free guidance; the two halves of a row that use the same expert go through it in one call."""
+        if scale == 1.0:
+            return self(x, t, condition)
+        x2, t2, condition2 = torch.cat([x, x]), torch.cat([t, t]), Condition.cat([condition, condition.null()])
+        if (weights or self.guidance_weights) == "own":
+            halves = self._routed(x2, t2, condition2).chunk(2)
+            weights2 = torch.cat([self.route(half, t) for half in halves])
+        else:
+            weights2 = self.weights(x, t, condition).repeat(2, 1)
+        conditional, unconditional = self._mix(x2, t2, condition2, weights2).chunk(2)
+        return Prediction(Kind.VELOCITY, guide(conditional, unconditional, scale))
+
+    def _routed(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        weights = self.router(x, t, condition)
+        if weights.shape != (len(x), len(self.denoisers)):
+            raise ValueError(
+                f"the router gave weights of shape {list(weights.shape)}, "
+                f"{len(x)} rows and {len(self.denoisers)} experts need {[len(x), len(self.denoisers)]}"
+            )
+        return weights
+
+    def _mix(self, x: Tensor, t: Tensor, condition: Condition | None, weights: Tensor) -> Tensor:
+        """Equation (1), each expert on the rows it has weight for, summed in float32 or wider."""
+        total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+        weights = weights.to(total.dtype)
+        expert, row = weights.T.nonzero(as_tuple=True)  # sorted by expert
+        counts = torch.bincount(expert, minlength=len(self.denoisers)).tolist()
+        for k, rows in enumerate(torch.split(row, counts)):
+            if not len(rows):
+                continue
+            if len(rows) == len(x):
+                value = self.denoisers[k](x, t, condition).value
+                total += per_sample(weights[:, k], x) * value
+                continue
+            part = None if condition is None else condition[rows]
+            value = self.denoisers[k](x[rows], t[rows], part).value
+            total.index_add_(0, rows, per_sample(weights[rows, k], value) * value.to(total.dtype))
+        return total

@@ -1,0 +1,28 @@
+"""Time grids, solvers, guidance and `generate`. Sees the Denoiser protocol only; does not know experts exist."""
+
+from .generate import generate
+from .grids import Grid, log_snr, parse_grid, shifted, uniform
+from .guidance import Guided
+from .noise import image_seeds, initial_noise, step_noise
+from .solvers import SOLVERS, Solver, Step, dpmpp_2m, euler, heun, parse_solver, stochastic
+
+__all__ = [
+    "SOLVERS",
+    "Grid",
+    "Guided",
+    "Solver",
+    "Step",
+    "dpmpp_2m",
+    "euler",
+    "generate",
+    "heun",
+    "image_seeds",
+    "initial_noise",
+    "log_snr",
+    "parse_grid",
+    "parse_solver",
+    "shifted",
+    "step_noise",
+    "stochastic",
+    "uniform",
+]

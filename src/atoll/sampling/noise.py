@@ -1,0 +1,44 @@
+"""Noise that belongs to an image: a pure function of the image's own seed.
+
+It is drawn on the CPU, one generator per image, in float32, so image i gets the same bits alone, in any batch,
+at any place in the batch and on any device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def image_seeds(seed: int | Sequence[int], count: int) -> list[int]:
+    """One seed per image: seed, seed + 1, ... from a number, or a list taken as it is."""
+    if isinstance(seed, int):
+        return [seed + i for i in range(count)]
+    if len(seed) != count:
+        raise ValueError(f"{count} images need {count} seeds, got {len(seed)}")
+    return [int(s) for s in seed]
+
+
+def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Standard normal noise [len(seeds), *shape], float32 on the CPU; row i depends on seeds[i] only."""
+    return _normal(list(seeds), shape)
+
+
+def step_noise(seeds: Sequence[int], shape: Sequence[int], step: int) -> Tensor:
+    """Fresh noise for one step of a stochastic solver; independent of the initial noise and of other steps."""
+    return _normal([_derived(seed, step) for seed in seeds], shape)
+
+
+def _normal(seeds: list[int], shape: Sequence[int]) -> Tensor:
+    noise = torch.empty(len(seeds), *shape)
+    for row, seed in zip(noise, seeds, strict=True):
+        row.normal_(generator=torch.Generator().manual_seed(seed))
+    return noise
+
+
+def _derived(seed: int, step: int) -> int:
+    # a hash, so that image seed + 1 at step 0 does not repeat image seed at step 1
+    return int.from_bytes(hashlib.sha256(f"{seed}/step/{step}".encode()).digest()[:8], "little")

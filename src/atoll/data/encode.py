@@ -1,0 +1,157 @@
+"""Second half of prepare: encode the images of one range of ids, and normalise when the statistics are known.
+
+Images are encoded in id order in batches of a fixed size with a fixed number of threads, so that a shard is the
+same bits whichever worker makes it and in whatever order the source was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from ..artifacts import canonical_json, write_atomic
+from ..models.autoencoders import Autoencoder
+from ..partition.features import FeatureExtractor
+from .gather import Slice, unite
+from .index import SCHEMA, split_of
+from .shards import read_shard, write_shard
+from .space import LatentSpace
+from .text import TextEncoder
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """What turns images and captions into tensors."""
+
+    autoencoder: Autoencoder
+    features: FeatureExtractor
+    text: TextEncoder | None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """One shard to encode into `folder`, not yet normalised."""
+
+    number: int
+    slices: tuple[Slice, ...]
+    folder: Path
+    encoders: Encoders
+    batch: int
+    threads: int
+    validation: float
+    holdout: float
+
+
+def encode(task: EncodeTask) -> int:
+    """Encode one shard, unless an earlier run has finished it; the number of samples it holds."""
+    marker = task.folder / f"{task.number:05d}.json"
+    if marker.exists():
+        return int(json.loads(marker.read_bytes())["count"])
+    gathered = unite(task.slices)
+    with fixed_threads(task.threads), torch.inference_mode():
+        latents, features = encode_images(task.encoders, gathered.pixels, task.batch)
+        text = encode_captions(task.encoders.text, gathered.captions)
+    labels = torch.tensor([-1 if label is None else label for label in gathered.labels], dtype=torch.int64)
+    write_shard(
+        task.folder / f"{task.number:05d}.safetensors",
+        {"latents": latents, "features": features, "labels": labels, **text},
+    )
+    splits = [split_of(identity, task.validation, task.holdout) for identity in gathered.ids]
+    count = len(gathered.ids)
+    table = pa.table(
+        {
+            "id": [identity.hex() for identity in gathered.ids],
+            "shard": [task.number] * count,
+            "row": list(range(count)),
+            "captions": gathered.captions,
+            "label": gathered.labels,
+            "split": splits,
+        },
+        schema=SCHEMA,
+    )
+    with pa.ipc.new_file(task.folder / f"{task.number:05d}.arrow", SCHEMA) as writer:
+        writer.write_table(table)
+    summary = {
+        "count": count,
+        "splits": {name: splits.count(name) for name in sorted(set(splits))},
+        "conflicts": [identity.hex() for identity in gathered.conflicts],
+        **moments(latents[torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
+    }
+    write_atomic(marker, canonical_json(summary))
+    return count
+
+
+def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> tuple[Tensor, Tensor]:
+    """Latents float32 [N, C, H, W] as the autoencoder gives them, and features float32 [N, D]."""
+    latents, features = [], []
+    for start in range(0, len(pixels), batch):
+        images = torch.from_numpy(pixels[start : start + batch]).to(encoders.device)
+        latents.append(encoders.autoencoder.encode(images).float().cpu())
+        features.append(encoders.features.extract(images).float().cpu())
+    return torch.cat(latents), torch.cat(features)
+
+
+def encode_captions(encoder: TextEncoder | None, captions: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+    """`captions` offsets int64 [N + 1] and the text tensors of all captions, one after another."""
+    if encoder is None:
+        return {}
+    ends = torch.tensor([len(texts) for texts in captions], dtype=torch.int64).cumsum(0)
+    flat = [text for texts in captions for text in texts]
+    return {"captions": torch.cat([torch.zeros(1, dtype=torch.int64), ends]), **encoder.encode(flat)}
+
+
+def moments(latents: Tensor) -> dict[str, list[float] | int]:
+    """Per channel: sum and sum of squares in float64, and how many values each is over."""
+    values = latents.double().transpose(0, 1).flatten(1)  # [C, N H W]
+    return {"values": values.shape[1], "sum": values.sum(1).tolist(), "squares": values.square().sum(1).tolist()}
+
+
+def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Sequence[dict]) -> LatentSpace:
+    """Mean and std per channel over the train split; a channel that never changes keeps its scale."""
+    values = sum(s["values"] for s in summaries)
+    mean = np.sum([s["sum"] for s in summaries], axis=0) / values
+    variance = np.sum([s["squares"] for s in summaries], axis=0) / values - mean**2
+    # below the rounding error of the subtraction there is no variance to speak of
+    still = variance <= 1e-12 * np.maximum(mean**2, 1e-12)
+    std = np.where(still, 1.0, np.sqrt(np.maximum(variance, 0.0)))
+    return LatentSpace(autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+@dataclass(frozen=True)
+class NormaliseTask:
+    """One encoded shard of `encoded` to normalise into `out`."""
+
+    number: int
+    encoded: Path
+    out: Path
+    space: LatentSpace
+
+
+def normalise(task: NormaliseTask) -> int:
+    """Write the final shard, unless it is there; the number of samples it holds."""
+    name = f"{task.number:05d}.safetensors"
+    tensors = read_shard(task.encoded / name)
+    if not (task.out / name).exists():
+        mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (task.space.mean, task.space.std))
+        write_shard(task.out / name, {**tensors, "latents": (tensors["latents"] - mean) / std})
+    return len(tensors["labels"])
+
+
+@contextmanager
+def fixed_threads(count: int) -> Iterator[None]:
+    """Compute with `count` threads inside: sums depend on how they are split."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

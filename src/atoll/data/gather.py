@@ -1,0 +1,185 @@
+"""First half of prepare: read the source, hash and decode every image, and lay it down sorted by id.
+
+Each unit of the source is read by one worker into chunks of bounded size:
+
+    chunks/00003-00000.ids.npy     uint8 [n, 32], sorted
+    chunks/00003-00000.pixels.npy  uint8 [n, C, S, S]
+    chunks/00003-00000.arrow       captions, label
+    chunks/00003.rejects.jsonl     what could not be used, and why
+    chunks/00003.json              written last: this unit is done
+
+Ids are hashes, so a range of ids is a random part of the set whose size is known in advance: shard b of B takes
+the ids in [b, b + 1) / B of the whole range. Its rows lie together in every sorted chunk, so a shard is put
+together from a few slices, and no step ever holds more than a chunk or a shard in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ..artifacts import canonical_json, write_atomic
+from .images import BadImage, to_pixels
+from .sources import Reject, Sample, Source, Unit
+
+CHUNK_BYTES = 64 * 2**20  # of pixels; the most a worker holds
+
+CHUNK_SCHEMA = pa.schema([("captions", pa.list_(pa.string())), ("label", pa.int32())])
+
+
+@dataclass(frozen=True)
+class GatherTask:
+    """One unit of a source to read into `folder`."""
+
+    source: Source
+    unit: Unit
+    number: int
+    folder: Path
+    size: int
+    channels: int
+
+
+@dataclass
+class _Chunk:
+    """Rows collected and not yet written."""
+
+    ids: list[bytes] = field(default_factory=list)
+    pixels: list[np.ndarray] = field(default_factory=list)
+    captions: list[list[str]] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
+
+    def add(self, sample: Sample, pixels: np.ndarray) -> None:
+        self.ids.append(sample.identity())
+        self.pixels.append(pixels)
+        self.captions.append(list(sample.captions))
+        self.labels.append(sample.label)
+
+    def write(self, stem: Path) -> None:
+        order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
+        ids = np.frombuffer(b"".join(self.ids[i] for i in order), dtype=np.uint8).reshape(-1, 32)
+        np.save(stem.with_suffix(".ids.npy"), ids)
+        np.save(stem.with_suffix(".pixels.npy"), np.stack([self.pixels[i] for i in order]))
+        table = pa.table(
+            {"captions": [self.captions[i] for i in order], "label": [self.labels[i] for i in order]},
+            schema=CHUNK_SCHEMA,
+        )
+        with pa.ipc.new_file(stem.with_suffix(".arrow"), CHUNK_SCHEMA) as writer:
+            writer.write_table(table)
+
+
+def gather(task: GatherTask) -> int:
+    """Read one unit, unless an earlier run has finished it; the number of rows it holds."""
+    marker = task.folder / f"{task.number:05d}.json"
+    if marker.exists():
+        return int(json.loads(marker.read_bytes())["rows"])
+    limit = max(1, CHUNK_BYTES // (task.channels * task.size * task.size))
+    chunk, chunks, rows = _Chunk(), 0, 0
+    rejects: list[Reject] = []
+    for found in task.source.read(task.unit):
+        if isinstance(found, Reject):
+            rejects.append(found)
+            continue
+        try:
+            chunk.add(found, to_pixels(found, task.size, task.channels))
+        except BadImage as bad:
+            rejects.append(Reject(found.name, found.identity().hex(), bad.reason, bad.detail))
+            continue
+        if len(chunk.ids) == limit:
+            chunk.write(task.folder / f"{task.number:05d}-{chunks:05d}")
+            chunk, chunks, rows = _Chunk(), chunks + 1, rows + limit
+    if chunk.ids:
+        chunk.write(task.folder / f"{task.number:05d}-{chunks:05d}")
+        chunks, rows = chunks + 1, rows + len(chunk.ids)
+    lines = b"".join(canonical_json(vars(reject)) + b"\n" for reject in rejects)
+    write_atomic(task.folder / f"{task.number:05d}.rejects.jsonl", lines)
+    write_atomic(marker, canonical_json({"rows": rows, "chunks": chunks}))
+    return rows
+
+
+def chunk_stems(folder: Path) -> list[Path]:
+    """The chunks of every finished unit."""
+    return sorted(path.with_name(path.name.removesuffix(".ids.npy")) for path in folder.glob("*.ids.npy"))
+
+
+def read_rejects(folder: Path) -> Iterator[Reject]:
+    for path in sorted(folder.glob("*.rejects.jsonl")):
+        for line in path.read_text().splitlines():
+            yield Reject(**json.loads(line))
+
+
+def read_captions(stem: Path) -> pa.Table:
+    """Captions and labels of a chunk, by memory map."""
+    with pa.memory_map(str(stem.with_suffix(".arrow"))) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows start : stop of one chunk."""
+
+    stem: Path
+    start: int
+    stop: int
+
+
+def slices_by_shard(stems: Sequence[Path], shards: int) -> list[list[Slice]]:
+    """For each of `shards` equal ranges of ids, where its rows lie."""
+    # the smallest first-eight-bytes of an id that belong to shard b: ceil(b 2^64 / shards)
+    edges = np.array([-(-b * 2**64 // shards) for b in range(shards)], dtype=np.uint64)
+    result: list[list[Slice]] = [[] for _ in range(shards)]
+    for stem in stems:
+        ids = np.load(stem.with_suffix(".ids.npy"), mmap_mode="r")
+        keys = np.ascontiguousarray(ids[:, :8]).view(">u8").ravel()
+        bounds = [*np.searchsorted(keys, edges, side="left").tolist(), len(keys)]
+        for shard in range(shards):
+            if bounds[shard] < bounds[shard + 1]:
+                result[shard].append(Slice(stem, bounds[shard], bounds[shard + 1]))
+    return result
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The samples of one range of ids: repeats united, in id order."""
+
+    ids: list[bytes]
+    pixels: np.ndarray  # uint8 [N, C, S, S]
+    captions: list[list[str]]
+    labels: list[int | None]
+    conflicts: list[bytes]  # ids whose repeats disagree on the label; their label is None
+
+
+def unite(slices: Sequence[Slice]) -> Gathered:
+    """Read the slices, put them in id order, and make one sample of repeats.
+
+    Captions of repeats are united and sorted, so that the order of files does not matter; labels that disagree
+    are dropped and reported.
+    """
+    places: dict[bytes, tuple[int, int]] = {}
+    captions: dict[bytes, set[str]] = {}
+    labels: dict[bytes, set[int]] = {}
+    for number, part in enumerate(slices):
+        ids = np.load(part.stem.with_suffix(".ids.npy"), mmap_mode="r")[part.start : part.stop]
+        table = read_captions(part.stem).slice(part.start, part.stop - part.start)
+        for row, (identity, texts, label) in enumerate(
+            zip(map(bytes, ids), table["captions"].to_pylist(), table["label"].to_pylist(), strict=True)
+        ):
+            places.setdefault(identity, (number, row))
+            captions.setdefault(identity, set()).update(texts)
+            labels.setdefault(identity, set()).update([] if label is None else [label])
+    order = sorted(places)
+    arrays = [np.load(part.stem.with_suffix(".pixels.npy"), mmap_mode="r")[part.start : part.stop] for part in slices]
+    pixels = (
+        np.stack([arrays[places[i][0]][places[i][1]] for i in order]) if order else np.zeros((0, 1, 1, 1), np.uint8)
+    )
+    return Gathered(
+        ids=order,
+        pixels=pixels,
+        captions=[sorted(captions[i]) for i in order],
+        labels=[next(iter(labels[i])) if len(labels[i]) == 1 else None for i in order],
+        conflicts=[i for i in order if len(labels[i]) > 1],
+    )

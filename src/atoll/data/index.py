@@ -1,0 +1,72 @@
+"""index.parquet: which sample lies where, what is said about it, and which split it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..artifacts import Artifact
+
+SPLITS = ("train", "validation", "holdout")
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("shard", pa.int32()),
+        ("row", pa.int32()),
+        ("captions", pa.list_(pa.string())),
+        ("label", pa.int32()),
+        ("split", pa.string()),
+    ]
+)
+
+
+def split_of(identity: bytes, validation: float, holdout: float) -> str:
+    """The split of a sample: a second hash of its id, so that it is independent of the order of ids.
+
+    It depends on nothing else, so a sample keeps its split whatever is added to the set later.
+    """
+    u = int.from_bytes(hashlib.sha256(b"split:" + identity).digest()[:8], "big") / 2.0**64
+    if u < holdout:
+        return "holdout"
+    return "validation" if u < holdout + validation else "train"
+
+
+@dataclass(frozen=True)
+class Index:
+    """The columns of an index, in id order; row i of `table` is row i of the data's ShardSet."""
+
+    table: pa.Table
+
+    @staticmethod
+    def of(data: Artifact) -> Index:
+        return Index(pq.read_table(data.file("index.parquet")))
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    @property
+    def ids(self) -> list[str]:
+        return self.table["id"].to_pylist()
+
+    @property
+    def captions(self) -> list[list[str]]:
+        return self.table["captions"].to_pylist()
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [N], -1 where there is none."""
+        return self.table["label"].fill_null(-1).to_numpy().astype(np.int64)
+
+    @property
+    def splits(self) -> np.ndarray:
+        """Names of splits [N]."""
+        return np.asarray(self.table["split"].to_pylist())
+
+    def rows(self, split: str) -> np.ndarray:
+        """Rows int64 of one split, in id order."""
+        return np.flatnonzero(self.splits == split)

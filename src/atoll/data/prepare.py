@@ -1,0 +1,244 @@
+"""The prepare stage: a source of images becomes a data artifact."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..artifacts import (
+    Artifact,
+    Draft,
+    Store,
+    UserError,
+    canonical_json,
+    differences,
+    find,
+    reuse,
+    sha256_bytes,
+    write_atomic,
+)
+from ..models.autoencoders import Autoencoder, load_autoencoder
+from ..partition.features import load_extractor
+from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
+from .engine import Engine, Local
+from .gather import GatherTask, chunk_stems, gather, read_captions, read_rejects, slices_by_shard
+from .index import SCHEMA
+from .progress import Progress, silent
+from .sources import Source, Unit, open_source
+from .text import TextEncoder, Words
+
+KIND = "data"
+
+
+class PrepareConfig(BaseModel):
+    """How to prepare. Everything here can change the result, so everything here is in the manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    size: int | None = Field(None, gt=0, description="side of the square images; None: the source's own")
+    autoencoder: str = "pixels"
+    features: str = "pixels"
+    text_encoder: str = Field("words", description="words, or none")
+    validation: float = Field(0.05, ge=0, lt=1, description="share of the samples an island validates on")
+    holdout: float = Field(0.05, ge=0, lt=1, description="share no island ever sees")
+    shard_rows: int = Field(4096, gt=0, description="samples per shard, about")
+    batch: int = Field(64, gt=0, description="images per call of an encoder; part of the result's last bits")
+    threads: int = Field(1, gt=0, description="CPU threads per worker; part of the result's last bits")
+
+
+def prepare(
+    source: str,
+    out: str | Path | Store,
+    config: PrepareConfig = PrepareConfig(),
+    *,
+    engine: Engine = Local(),
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> Artifact:
+    """Decode, encode and index every image of `source` into a data artifact at `out`.
+
+    Works in a hidden folder beside `out`; killed at any moment and called again, it goes on with the first
+    unfinished unit or shard. Memory does not grow with the data.
+    """
+    origin = open_source(source)
+    config = config.model_copy(update={"size": config.size or origin.default_size})
+    autoencoder = find_autoencoder(config.autoencoder)
+    extractor = load_extractor(config.features, device)
+    request = {**config.model_dump(), "autoencoder": autoencoder.id, "features": extractor.id}
+    if (there := already_there(out, request, source)) is not None:
+        return there
+
+    with Draft(out, KIND, resumable=True) as draft:
+        state = draft.folder / "state"
+        chunks, encoded = state / "chunks", state / "encoded"
+        for folder in (chunks, encoded):
+            folder.mkdir(parents=True, exist_ok=True)
+        units = origin.units()
+        check_same_work(state / "work.json", request, source, units)
+
+        rows = 0
+        for unit_rows in engine.map(gather, gather_tasks(origin, units, chunks, config)):
+            rows += unit_rows
+            progress("reading images", rows, None)
+        if rows == 0:
+            raise UserError(f"{source}: none of its images can be used; {first_reject(chunks)}")
+
+        stems = chunk_stems(chunks)
+        text = text_encoder(config.text_encoder, stems)
+        encoders = Encoders(autoencoder, extractor, text, device)
+        shards = -(-rows // config.shard_rows)
+        tasks = [
+            EncodeTask(
+                number,
+                tuple(slices),
+                encoded,
+                encoders,
+                config.batch,
+                config.threads,
+                config.validation,
+                config.holdout,
+            )
+            for number, slices in enumerate(slices_by_shard(stems, shards))
+        ]
+        count = 0
+        for shard_count in engine.map(encode, tasks):
+            count += shard_count
+            progress("encoding", count, rows)
+
+        summaries = [json.loads((encoded / f"{n:05d}.json").read_bytes()) for n in range(shards)]
+        if not sum(summary["values"] for summary in summaries):
+            raise UserError(f"{source}: {count} images leave none for training; add images or lower --holdout")
+        assert config.size is not None
+        space = latent_space(autoencoder.id, autoencoder.latent_shape(origin.channels, config.size), summaries)
+        done = 0
+        targets = [NormaliseTask(n, encoded, draft.folder / "shards", space) for n in range(shards)]
+        for shard_count in engine.map(normalise, targets):
+            done += shard_count
+            progress("writing shards", done, count)
+
+        write_index(draft.folder / "index.parquet", encoded, shards)
+        rejected = write_rejects(draft.folder, chunks, [c for s in summaries for c in s["conflicts"]], source)
+        shutil.rmtree(state)
+        return draft.commit(
+            config={
+                "request": request,
+                "source": {"kind": "digits" if source == "digits" else "images", "classes": origin.classes},
+                "size": config.size,
+                "channels": origin.channels,
+                "latent": space.model_dump(mode="json"),
+                "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
+                "text": None if text is None else text.space.model_dump(mode="json"),
+                "split": {"validation": config.validation, "holdout": config.holdout},
+                "count": count,
+                "splits": dict(sum((Counter(s["splits"]) for s in summaries), Counter())),
+                "repeats": rows - count,
+                "rejected": rejected,
+            }
+        )
+
+
+def find_autoencoder(name: str) -> Autoencoder:
+    try:
+        return load_autoencoder(name)
+    except ValueError as error:
+        raise UserError(f"--autoencoder: {error}") from error
+
+
+def already_there(out: str | Path | Store, request: dict[str, Any], source: str) -> Artifact | None:
+    """The artifact an earlier, equal command has made. Counts and statistics are results, not settings."""
+    there = find(out)
+    if there is None:
+        return None
+    made_from = logged_source(there)
+    if made_from is not None and made_from != source:
+        raise UserError(
+            f"{there.store}: already holds the data of source {made_from}, not {source}; choose another --out"
+        )
+    return reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
+
+
+def logged_source(data: Artifact) -> str | None:
+    """What the command that made this artifact was given. Unlisted, so it may be missing after a copy."""
+    try:
+        first = data.store.read("log.jsonl").splitlines()[0]
+    except FileNotFoundError:
+        return None
+    return str(json.loads(first)["source"])
+
+
+def check_same_work(path: Path, request: dict[str, Any], source: str, units: Sequence[Unit]) -> None:
+    """Refuse to go on with half-done work of other settings or another source."""
+    fingerprint = sha256_bytes(canonical_json([[unit.key, unit.start, unit.stop] for unit in units]))
+    work = {"request": request, "source": source, "files": fingerprint}
+    if not path.exists():
+        write_atomic(path, canonical_json(work))
+        return
+    changed = differences(json.loads(path.read_bytes()), work)
+    if changed:
+        raise UserError(
+            f"{path.parents[1]}: holds unfinished work with other settings ({', '.join(changed)}); "
+            "use the old settings or remove that folder"
+        )
+
+
+def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: PrepareConfig) -> list[GatherTask]:
+    assert config.size is not None
+    return [GatherTask(source, unit, number, folder, config.size, source.channels) for number, unit in enumerate(units)]
+
+
+def text_encoder(name: str, stems: Sequence[Path]) -> TextEncoder | None:
+    """The encoder of this name for the captions in these chunks; None for a set without captions."""
+    if name == "none" or not any(True for _ in all_captions(stems)):
+        return None
+    if name == "words":
+        return Words.of(all_captions(stems))
+    raise UserError(f"--text-encoder {name}: not known; use words or none")
+
+
+def all_captions(stems: Sequence[Path]) -> Iterator[str]:
+    for stem in stems:
+        for texts in read_captions(stem)["captions"].to_pylist():
+            yield from texts
+
+
+def write_index(path: Path, encoded: Path, shards: int) -> None:
+    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+        for number in range(shards):
+            with pa.memory_map(str(encoded / f"{number:05d}.arrow")) as file:
+                writer.write_table(pa.ipc.open_file(file).read_all())
+
+
+def write_rejects(folder: Path, chunks: Path, conflicts: Sequence[str], source: str) -> dict[str, int]:
+    """rejects.jsonl by content, log.jsonl by name; how many of each reason.
+
+    A file's name says nothing about its content, and renaming files must not change the artifact: so the listed
+    file holds ids and reasons, sorted, and the names stand in the unlisted log.
+    """
+    rejects = list(read_rejects(chunks))
+    lines = [canonical_json({"id": r.id, "reason": r.reason, "detail": r.detail}) for r in rejects]
+    lines += [canonical_json({"id": c, "reason": "conflicting labels", "detail": "label dropped"}) for c in conflicts]
+    (folder / "rejects.jsonl").write_bytes(b"".join(line + b"\n" for line in sorted(lines)))
+    log = [canonical_json({"source": source}), *(canonical_json({"rejected": vars(r)}) for r in rejects)]
+    (folder / "log.jsonl").write_bytes(b"".join(line + b"\n" for line in log))
+    reasons = Counter(reject.reason for reject in rejects)
+    if conflicts:
+        reasons["conflicting labels"] = len(conflicts)
+    return dict(sorted(reasons.items()))
+
+
+def first_reject(chunks: Path) -> str:
+    reject = next(read_rejects(chunks), None)
+    return "it holds no images" if reject is None else f"the first one, {reject.name}: {reject.reason} {reject.detail}"
+
+
+def feature_width(folder: Path) -> int:
+    from .shards import read_shard
+
+    return int(read_shard(folder / "shards" / "00000.safetensors")["features"].shape[1])

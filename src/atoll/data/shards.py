@@ -1,0 +1,146 @@
+"""Shards: safetensors files read by memory map, and several of them as one array of samples.
+
+One shard holds N samples:
+
+    latents   float32 [N, C, H, W]   normalised
+    features  float32 [N, D]         only in data/, for clustering
+    labels    int64 [N]              -1 where there is none
+    captions  int64 [N + 1]          the captions of sample i are the text rows captions[i] : captions[i + 1]
+    tokens    [M, L] word ids or [M, L, W] embeddings, with mask bool [M, L]; or pooled [M, W]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..artifacts import UserError
+from ..process import Condition
+
+TEXT_FIELDS = ("tokens", "mask", "pooled")
+
+
+def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one shard under its final name in one step; no metadata, so equal tensors are equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
+    temporary.replace(path)
+
+
+def read_shard(path: Path) -> dict[str, Tensor]:
+    """The tensors of one shard. They lie in the file's memory map: only the rows one touches are read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path}: shard is missing; copy it again or pass --data with the folder that has it"
+        ) from error
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable shard ({error}); copy it again") from error
+
+
+class ShardSet:
+    """Several shards as one list of samples, in the order of `paths`.
+
+    Rows are int64 [n], counted through all shards. Tensors come back on the CPU, copied out of the map.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._shards = [read_shard(Path(path)) for path in paths]
+        self._ends = np.cumsum([len(shard["latents"]) for shard in self._shards], dtype=np.int64)
+        for path, shard in zip(paths, self._shards, strict=True):
+            if (
+                len(
+                    {
+                        len(shard["latents"]),
+                        len(shard["labels"]),
+                        len(shard.get("captions", shard["labels"])) - ("captions" in shard),
+                    }
+                )
+                != 1
+            ):
+                raise UserError(f"{path}: its latents, labels and captions differ in number; make the artifact again")
+        self._labelled = all(bool((shard["labels"] >= 0).all()) for shard in self._shards)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def latents(self, rows: Tensor) -> Tensor:
+        """float32 [n, C, H, W], normalised."""
+        return self._gather("latents", rows)
+
+    def features(self, rows: Tensor) -> Tensor:
+        """float32 [n, D]; only shards of data/ have them."""
+        return self._gather("features", rows)
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """int64 [n], -1 where a sample has no label."""
+        return self._gather("labels", rows)
+
+    def condition(self, rows: Tensor, u: Tensor) -> Condition | None:
+        """What the samples are conditioned on; u [n] in [0, 1) chooses one of each sample's captions.
+
+        A sample without a caption is marked as dropped. Labels are there if every sample of the set has one.
+        None if the set has neither text nor labels.
+        """
+        fields: dict[str, Tensor] = {}
+        if self._labelled:
+            fields["labels"] = self.labels(rows)
+        if any("captions" in shard for shard in self._shards):
+            fields |= self._text(rows, u)
+        return Condition(**fields) if fields else None
+
+    def _text(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
+        def choose(shard: dict[str, Tensor], local: Tensor, places: Tensor) -> dict[str, Tensor]:
+            first, end = shard["captions"][local], shard["captions"][local + 1]
+            some = end > first
+            # u < 1, yet u * n may round up to n
+            chosen = (first + (u[places].to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
+            rows_of_text = torch.where(some, chosen, torch.zeros_like(chosen))
+            picked: dict[str, Tensor] = {}
+            for name in TEXT_FIELDS:
+                if name in shard:
+                    table = shard[name]
+                    value = table[rows_of_text] if len(table) else table.new_zeros(len(local), *table.shape[1:])
+                    value[~some] = 0
+                    picked[name] = value
+            return picked | {"dropped": ~some}
+
+        text = self._collect(rows, choose)
+        if not bool(text["dropped"].any()):
+            del text["dropped"]
+        return text
+
+    def _gather(self, name: str, rows: Tensor) -> Tensor:
+        def pick(shard: dict[str, Tensor], local: Tensor, _: Tensor) -> dict[str, Tensor]:
+            if name not in shard:
+                raise UserError(f"these shards hold no {name}; use the shards of data/, not of a cluster")
+            return {name: shard[name][local]}
+
+        return self._collect(rows, pick)[name]
+
+    def _collect(
+        self, rows: Tensor, pick: Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Ask each shard for its part of `rows` and put the answers back in the order asked."""
+        rows = torch.as_tensor(rows, dtype=torch.int64)
+        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
+            raise IndexError(f"rows must be in [0, {len(self)}), got {int(rows.min())} .. {int(rows.max())}")
+        owner = torch.from_numpy(np.searchsorted(self._ends, rows.numpy(), side="right"))
+        result: dict[str, Tensor] = {}
+        for index in owner.unique().tolist() or ([0] if self._shards else []):
+            places = (owner == index).nonzero().flatten()
+            start = int(self._ends[index - 1]) if index else 0
+            for name, value in pick(self._shards[index], rows[places] - start, places).items():
+                if name not in result:
+                    result[name] = value.new_empty(len(rows), *value.shape[1:])
+                result[name][places] = value
+        return result

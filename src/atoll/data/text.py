@@ -1,0 +1,83 @@
+"""Captions become conditions: the `words` encoder, and what any text encoder must offer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..artifacts import UserError
+from .space import TextSpace
+
+MOST_WORDS = 65_536  # a larger vocabulary is not a toy any more: use a pretrained text encoder
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """Captions to the tensors of a Condition: {"tokens", "mask"} or {"pooled"}, the batch first."""
+
+    @property
+    def space(self) -> TextSpace: ...
+    def encode(self, captions: Sequence[str]) -> dict[str, Tensor]: ...
+
+
+def split_words(caption: str) -> list[str]:
+    """Lower-case words: runs of letters, digits and apostrophes, whatever the script."""
+    return re.findall(r"[\w']+", caption.lower())
+
+
+@dataclass(frozen=True)
+class Words:
+    """Caption words as ids of a vocabulary kept with the data; each network learns its own table.
+
+    Nothing is parsed out of a caption: "seven" is an id like any other, and a word that is not in the
+    vocabulary is an error, because no network has a row for it.
+    """
+
+    space: TextSpace
+
+    @staticmethod
+    def of(captions: Iterable[str]) -> Words:
+        """The encoder whose vocabulary is every word of these captions, sorted."""
+        words: set[str] = set()
+        longest = 1
+        for caption in captions:
+            found = split_words(caption)
+            words.update(found)
+            longest = max(longest, len(found))
+            if len(words) > MOST_WORDS:
+                raise UserError(
+                    f"--text-encoder words: the captions hold more than {MOST_WORDS:,} different words; "
+                    "use a pretrained text encoder"
+                )
+        return Words(TextSpace(encoder="words", kind="words", length=longest, vocabulary=tuple(sorted(words))))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.space.vocabulary or ())}
+
+    def encode(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        """`tokens` int64 [B, L] word ids, 0 where `mask` bool [B, L] is False."""
+        tokens = torch.zeros(len(captions), self.space.length, dtype=torch.int64)
+        mask = torch.zeros(len(captions), self.space.length, dtype=torch.bool)
+        for row, caption in enumerate(captions):
+            words = split_words(caption)
+            for word in words:
+                if word not in self._ids:
+                    raise UserError(f"caption {caption!r}: unknown word {word!r}; the model knows: {self._known()}")
+            if len(words) > self.space.length:
+                raise UserError(
+                    f"caption {caption!r}: {len(words)} words, the model takes at most {self.space.length}; shorten it"
+                )
+            tokens[row, : len(words)] = torch.tensor([self._ids[word] for word in words], dtype=torch.int64)
+            mask[row, : len(words)] = True
+        return {"tokens": tokens, "mask": mask}
+
+    def _known(self) -> str:
+        known = self.space.vocabulary or ()
+        return ", ".join(known[:40]) + (f" and {len(known) - 40} more" if len(known) > 40 else "")

@@ -1,32 +1,27 @@
 """An expert on disk: frozen weights, and a card that says how to use them.
 
-    model.safetensors   the averaged weights, float32
-    expert.json         the card
-    metrics.jsonl       loss and yardstick against images seen
-    manifest.json       written last
-
-Weights may come from a stranger: they are read as safetensors only, every key and shape is checked against
-the architecture on the card, and a value that is not finite is refused.
+model.safetensors   the averaged weights, float32
+expert.json         the card
+metrics.jsonl       loss and yardstick against images seen
+manifest.json       written last
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..artifacts import Artifact, Store, UserError, explain, seal, write_atomic
+from ..artifacts import Artifact, Store
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiT, DiTConfig
 from ..process import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
+from ..training.result import load_weights, read_card, write_result
 
 KIND = "expert"
 
@@ -76,51 +71,19 @@ def write_expert(
     parents: Mapping[str, str],
 ) -> Artifact:
     """Write the files of an expert into `folder` and seal it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in weights.items()}
-    save_file(tensors, folder / "model.safetensors")
-    write_atomic(folder / "expert.json", card.model_dump_json(indent=2).encode() + b"\n")
-    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in metrics)
-    write_atomic(folder / "metrics.jsonl", lines.encode())
-    return seal(folder, KIND, config=card.model_dump(mode="json"), parents=parents, licence=card.licence)
+    texts = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n"}
+    config = card.model_dump(mode="json")
+    return write_result(folder, KIND, weights, texts, metrics, config=config, parents=parents, licence=card.licence)
 
 
-def read_card(artifact: Artifact) -> ExpertCard:
-    where = f"{artifact.store}/expert.json"
-    try:
-        return ExpertCard.model_validate_json(artifact.read("expert.json"))
-    except ValidationError as error:
-        raise UserError(f"{where}: not a valid expert card ({explain(error)}); get the expert again") from error
+def read_expert_card(artifact: Artifact) -> ExpertCard:
+    return read_card(artifact, "expert.json", ExpertCard)
 
 
 def load_expert(place: str | Path | Store, device: torch.device | str = "cpu") -> Expert:
     """Read an expert, checking digests, keys, shapes and that every weight is finite."""
     artifact = Artifact.open(place, KIND)
-    card = read_card(artifact)
-    weights = read_weights(artifact.file("model.safetensors"))
+    card = read_expert_card(artifact)
     network = DiT(card.architecture)
-    check_weights(network.state_dict(), weights, str(artifact.store))
-    network.load_state_dict(weights, strict=True)
+    load_weights(network, artifact)
     return Expert(card, network.to(device).eval().requires_grad_(False), artifact.digest)
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """A safetensors file from anybody, as tensors on the CPU."""
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); get it again") from error
-
-
-def check_weights(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights whose names, shapes or values cannot be the network's."""
-    missing, unknown = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    if missing or unknown:
-        what = f"missing {missing[:3]}" if missing else f"unknown {unknown[:3]}"
-        raise UserError(f"{where}: the weights do not fit the card's architecture ({what}); ask for another file")
-    for name, value in found.items():
-        if value.shape != expected[name].shape:
-            shapes = f"{list(value.shape)}, expected {list(expected[name].shape)}"
-            raise UserError(f"{where}: weight {name} has shape {shapes}; ask for another file")
-        if not bool(torch.isfinite(value).all()):
-            raise UserError(f"{where}: weight {name} holds values that are not finite; ask for another file")

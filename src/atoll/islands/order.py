@@ -11,6 +11,7 @@ from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiTConfig
 from ..process import Objective
+from ..training.plan import Training
 
 SCHEMA_VERSION = 1
 
@@ -24,37 +25,11 @@ class ShardRef(BaseModel):
     split: Literal["train", "validation"]
 
 
-class Training(BaseModel):
-    """How to train. Progress is counted in images, so nothing here changes meaning with the batch size."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    images: int = Field(gt=0, description="budget: images seen in all")
-    batch: int = Field(gt=0, description="images per optimizer step")
-    micro_batch: int | None = Field(None, gt=0, description="images per forward pass; None: the whole batch")
-    learning_rate: float = Field(gt=0)
-    warmup_images: int = Field(0, ge=0)
-    decay: Literal["constant", "linear"] = "constant"
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    gradient_clip: float | None = Field(1.0, gt=0)
-    ema_images: int = Field(gt=0, description="half-life of the weight average, in images")
-    condition_dropout: float = Field(0.1, ge=0, lt=1)
-    precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, gt=0, description="CPU threads; part of the result, since sums depend on it")
-    seed: int = Field(ge=0)
-
-    def learning_rate_at(self, images: int) -> float:
-        """Linear warm-up, then constant, or linear down to zero at the end of the budget."""
-        rise = min(1.0, (images + self.batch) / self.warmup_images) if self.warmup_images else 1.0
-        left = (self.images - images) / max(self.images - self.warmup_images, 1)
-        return self.learning_rate * (min(rise, left) if self.decay == "linear" else rise)
-
-
 class Acceptance(BaseModel):
     """What `admit` checks on the holdout, which no island has seen.
 
     The yardstick is the squared error of the bridged velocity on the reference path. An expert must do better
-    on its own cluster than `better_than_zero` times the error of predicting the cluster's plain average.
+    on its own cluster than `better_than_mean` times the error of always answering with the cluster's mean.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

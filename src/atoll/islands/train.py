@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -21,22 +20,12 @@ from ..models.dit import DiT
 from ..process import Condition, LinearFlow, NetworkDenoiser, fixed_times, velocity_error
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
-from ..training.optimizer import adamw, set_learning_rate
+from ..training.optimizer import adamw
 from ..training.seeds import generator, seed_from
-from ..training.stopping import StopRequested, StopSignal
-from .expert import KIND, ExpertCard, bridged, read_card, write_expert
+from ..training.step import micro_batches, report_due, take_step
+from ..training.stopping import StopSignal
+from .expert import KIND, ExpertCard, bridged, read_expert_card, write_expert
 from .order import Order, read_order
-
-REPORTS = 40  # rows of metrics.jsonl over the whole budget
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where an island is; given to `on_progress` after every step."""
-
-    images: int
-    total: int
-    loss: float
 
 
 def train(
@@ -46,12 +35,13 @@ def train(
     data: str | Path | None = None,
     device: str | None = None,
     checkpoint_seconds: float = 60.0,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Artifact:
     """Train the expert an order asks for and leave it in `out`.
 
     Shards lie at their path relative to the run the order belongs to, or below `data`. Work in progress is in
     `out/state/`; the same call goes on from there, bit for bit on a CPU, after any kind of death.
+    `on_progress(images, total)` is called after every step.
     """
     order, run = read_order(order_place)
     plan = order.training
@@ -74,7 +64,7 @@ def train(
         optimizer=adamw(network, plan.learning_rate, plan.betas, plan.weight_decay),
         average=WeightAverage(network, plan.ema_images),
     )
-    checkpoints = Checkpoints(out / "state")
+    checkpoints = Checkpoints(out / "state", checkpoint_seconds)
     checkpoints.begin(order.model_dump(mode="json"), "order")
     ledger = checkpoints.restore(state)
     log = Log(out / "log.jsonl")
@@ -82,47 +72,31 @@ def train(
 
     card = card_for(order)
     denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
-    saved_at = time.monotonic()
+    autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=plan.precision == "bfloat16")
     with StopSignal() as stop:
         while state.images < plan.images:
             batch = min(plan.batch, plan.images - state.images)
             x0, condition, eps, t = draw(order, training_set, state.images, batch)
-            set_learning_rate(state.optimizer, plan.learning_rate_at(state.images))
-
             loss = 0.0
             for part in micro_batches(batch, plan.micro_batch):
                 x0_, eps_, t_ = (value[part].to(device) for value in (x0, eps, t))
                 condition_ = None if condition is None else condition[part].to(device)
-                with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=plan.precision == "bfloat16"):
+                with autocast:
                     answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition_)
                 share = order.objective.loss(answer, x0_, eps_, t_).sum() / batch
                 share.backward()
                 loss += share.item()
-            norm = clip_gradients(network, plan.gradient_clip)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise UserError(
-                    f"{order_place}: loss {loss} and gradient norm {norm} after {state.images:,} images, nothing was "
-                    "updated; lower training.learning_rate or use precision float32"
-                )
-            state.optimizer.step()
-            state.optimizer.zero_grad(set_to_none=True)
-            state.images += batch
-            state.average.update(state.images, batch)
+            take_step(state, plan, loss, batch)
 
             ledger.add(loss)
             if report_due(state.images, batch, plan.images):
                 ledger.report(
-                    state.images, {} if validation is None else {"yardstick": yardstick(state, card, validation)}
+                    state.images, {} if validation is None else {"yardstick": validation.measure(state, card)}
                 )
                 log.write(event="report", images=state.images, total=plan.images)
             if on_progress is not None:
-                on_progress(Progress(state.images, plan.images, loss))
-            if stop.requested or time.monotonic() - saved_at > checkpoint_seconds:
-                checkpoints.save(state, ledger)
-                saved_at = time.monotonic()
-            if stop.requested:
-                log.write(event="stopped", images=state.images)
-                raise StopRequested(f"stopped at {state.images:,} of {plan.images:,} images; run again to go on")
+                on_progress(state.images, plan.images)
+            checkpoints.keep(state, ledger, stop)
 
     artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, {"order": order.digest()})
     log.write(event="finished", images=state.images)
@@ -135,7 +109,7 @@ def finished(out: Path, order: Order) -> Artifact | None:
     artifact = find(out)
     if artifact is None:
         return None
-    if artifact.manifest.kind != KIND or read_card(artifact).order != order.digest():
+    if artifact.manifest.kind != KIND or read_expert_card(artifact).order != order.digest():
         raise UserError(f"{out}: already holds an artifact of another order; choose another --out")
     return artifact
 
@@ -168,22 +142,6 @@ def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tens
     return x0, condition, eps, t
 
 
-def micro_batches(batch: int, size: int | None) -> list[slice]:
-    """A batch cut into forward passes; the optimizer step does not depend on the cut."""
-    size = size or batch
-    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
-
-
-def clip_gradients(network: DiT, limit: float | None) -> float:
-    """Scale the gradient down to norm `limit`; returns the norm it had."""
-    return float(torch.nn.utils.clip_grad_norm_(network.parameters(), limit or math.inf))
-
-
-def report_due(images: int, batch: int, total: int) -> bool:
-    """True when this step crossed one of REPORTS evenly spaced marks."""
-    return images == total or images * REPORTS // total > (images - batch) * REPORTS // total
-
-
 @dataclass(frozen=True)
 class Validation:
     """Fixed (sample, noise, t) triples, so that two numbers differ only by the network."""
@@ -192,6 +150,17 @@ class Validation:
     eps: Tensor
     t: Tensor
     condition: Condition | None
+
+    @torch.no_grad()
+    def measure(self, state: TrainingState, card: ExpertCard) -> float:
+        """The yardstick of process/objective.py for the averaged weights, mean over all triples."""
+        assert isinstance(state.module, DiT)
+        averaged = copy.deepcopy(state.module)
+        averaged.load_state_dict(state.averaged_weights())
+        device = next(averaged.parameters()).device
+        condition = None if self.condition is None else self.condition.to(device)
+        x0, eps, t = (value.to(device) for value in (self.x0, self.eps, self.t))
+        return velocity_error(bridged(averaged, card, LinearFlow()), x0, eps, t, condition).mean().item()
 
 
 def fixed_validation(order: Order, root: Store, times: int = 8, most: int = 256) -> Validation | None:
@@ -205,18 +174,6 @@ def fixed_validation(order: Order, root: Store, times: int = 8, most: int = 256)
     x0 = samples.latents(rows)
     eps = torch.randn(x0.shape, generator=generator(order.training.seed, "validation"))
     return Validation(x0, eps, fixed_times(times).repeat(count), samples.condition(rows, torch.zeros(len(rows))))
-
-
-@torch.no_grad()
-def yardstick(state: TrainingState, card: ExpertCard, validation: Validation) -> float:
-    """Mean squared error of the averaged network's velocity on the reference path (process/objective.py)."""
-    assert isinstance(state.module, DiT)
-    averaged = copy.deepcopy(state.module)
-    averaged.load_state_dict(state.averaged_weights())
-    device = next(averaged.parameters()).device
-    condition = None if validation.condition is None else validation.condition.to(device)
-    x0, eps, t = (value.to(device) for value in (validation.x0, validation.eps, validation.t))
-    return velocity_error(bridged(averaged, card, LinearFlow()), x0, eps, t, condition).mean().item()
 
 
 def card_for(order: Order) -> ExpertCard:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from ..artifacts import UserError, differences, raise_if_disk_full, write_atomic
 from .average import WeightAverage
+from .stopping import StopRequested, StopSignal
 
 _NAME = re.compile(r"^(\d{12})\.safetensors$")
 _KEPT = 2
@@ -91,8 +93,10 @@ class Ledger:
 class Checkpoints:
     """The `state/` folder of one run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seconds: float) -> None:
         self.folder = folder
+        self.seconds = seconds
+        self._saved_at = time.monotonic()
 
     def begin(self, config: dict[str, Any], whose: str) -> None:
         """Remember what this run is, or refuse to go on with a run that was something else."""
@@ -107,6 +111,14 @@ class Checkpoints:
                 )
         else:
             write_atomic(record, json.dumps(config, sort_keys=True, indent=1).encode())
+
+    def keep(self, state: TrainingState, ledger: Ledger, stop: StopSignal) -> None:
+        """Called after every step: save when it is time, or save and leave when told to stop."""
+        if stop.requested or time.monotonic() - self._saved_at > self.seconds:
+            self.save(state, ledger)
+            self._saved_at = time.monotonic()
+        if stop.requested:
+            raise StopRequested(f"stopped and saved after {state.images:,} images; run the same command to go on")
 
     def save(self, state: TrainingState, ledger: Ledger) -> None:
         """Write one checkpoint and drop all but the newest two."""

@@ -1,0 +1,70 @@
+"""A router on disk: model.safetensors, router.json, metrics.jsonl, accuracy.json, manifest.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from ..artifacts import Artifact, Store
+from ..data.space import LatentSpace, TextSpace
+from ..models.router import Router, RouterConfig
+from ..process import Condition
+from ..training.result import load_weights, read_card, write_result
+
+KIND = "router"
+
+
+class RouterCard(BaseModel):
+    """router.json. Cluster k of `partition` is expert k's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_version: Literal[1] = 1
+    architecture: RouterConfig
+    latent: LatentSpace
+    text: TextSpace | None = None
+    partition: str = Field(description="digest of the partition whose clusters it tells apart")
+    images: int = Field(ge=0)
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainedRouter:
+    """A router ready for a mixture: (x, t, condition) -> weights [B, K], float32, rows summing to one."""
+
+    card: RouterCard
+    network: Router
+    digest: str
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        logits: Tensor = self.network(x, t * self.card.architecture.trunk.time_scale, condition)
+        return torch.softmax(logits.float(), dim=1)
+
+
+def write_router(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    card: RouterCard,
+    metrics: Sequence[Mapping[str, Any]],
+    extra: Mapping[str, bytes],
+    *,
+    config: Mapping[str, Any],
+    parents: Mapping[str, str],
+) -> Artifact:
+    """Write the files of a router into `folder` and seal it."""
+    texts = {"router.json": card.model_dump_json(indent=2).encode() + b"\n", **extra}
+    return write_result(folder, KIND, weights, texts, metrics, config=config, parents=parents, licence=card.licence)
+
+
+def load_router(place: str | Path | Store, device: torch.device | str = "cpu") -> TrainedRouter:
+    """Read a router, checking digests, keys, shapes and that every weight is finite."""
+    artifact = Artifact.open(place, KIND)
+    card = read_card(artifact, "router.json", RouterCard)
+    network = Router(card.architecture)
+    load_weights(network, artifact)
+    return TrainedRouter(card, network.to(device).eval().requires_grad_(False), artifact.digest)

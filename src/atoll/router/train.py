@@ -1,0 +1,167 @@
+"""The router loop: learn p(cluster | x_t, t, condition) by classification, apart from every expert.
+
+The loss is the cross-entropy of the cluster a sample belongs to, given its noisy latent on the reference path
+at a uniform time and its condition, dropped as often as the experts' is. Its minimiser is the posterior that
+makes the mixture exact, with the condition and, thanks to the dropout, without it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from ..artifacts import Artifact, canonical_json, reuse
+from ..data.index import read_index
+from ..data.order import sample_order
+from ..data.shards import ShardSet
+from ..data.space import LatentSpace, TextSpace
+from ..models.router import Router, RouterConfig
+from ..partition.assignment import read_assignment
+from ..process import Condition, LinearFlow, fixed_times, noisy
+from ..training.average import WeightAverage
+from ..training.checkpoint import Checkpoints, TrainingState
+from ..training.optimizer import adamw
+from ..training.plan import Training
+from ..training.seeds import generator, seed_from
+from ..training.step import report_due, take_step
+from ..training.stopping import StopSignal
+from .card import KIND, RouterCard, write_router
+
+
+class RouterPlan(BaseModel):
+    """What to train: the network and for how long. A network whose trunk has condition "none" is blind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    network: RouterConfig
+    training: Training
+    accuracy_times: int = Field(20, gt=0, description="at how many times the finished router is tested")
+
+
+def train_router(
+    data: Artifact,
+    partition: Artifact,
+    out: Path,
+    plan: RouterPlan,
+    *,
+    device: str | None = None,
+    checkpoint_seconds: float = 60.0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Artifact:
+    """Train a router for this partition and leave it in `out`; the same call resumes, or finds it done."""
+    assert partition.manifest.parents["data"] == data.digest, "the partition belongs to other data"
+    parents = {"data": data.digest, "partition": partition.digest}
+    card = RouterCard(
+        architecture=plan.network,
+        latent=LatentSpace.model_validate(data.config["latent"]),
+        text=TextSpace.model_validate(data.config["text"]) if data.config["text"] else None,
+        partition=partition.digest,
+        images=plan.training.images,
+        licence=data.manifest.licence,
+    )
+    config = {"plan": plan.model_dump(mode="json"), "card": card.model_dump(mode="json")}
+    if (done := reuse(out, KIND, config, parents)) is not None:
+        return done
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu":
+        torch.set_num_threads(plan.training.threads)
+
+    samples = ClusteredSamples(data, partition)
+    train_rows, test_rows = samples.rows("train"), samples.rows("validation")
+    torch.manual_seed(seed_from(plan.training.seed, "weights"))
+    network = Router(plan.network).to(device)
+    training = plan.training
+    state = TrainingState(
+        module=network,
+        optimizer=adamw(network, training.learning_rate, training.betas, training.weight_decay),
+        average=WeightAverage(network, training.ema_images),
+    )
+    checkpoints = Checkpoints(out / "state", checkpoint_seconds)
+    checkpoints.begin(config | {"parents": parents}, "router")
+    ledger = checkpoints.restore(state)
+
+    time_scale = plan.network.trunk.time_scale
+    with StopSignal() as stop:
+        while state.images < training.images:
+            batch = min(training.batch, training.images - state.images)
+            rows = train_rows[sample_order(len(train_rows), training.seed, state.images, batch)]
+            numbers = generator(training.seed, "batch", state.images)
+            x, t, condition = samples.noisy(rows, numbers, plan.training.condition_dropout)
+            logits = network(x.to(device), t.to(device) * time_scale, on(condition, device))
+            loss = F.cross_entropy(logits.float(), samples.clusters[rows].to(device))
+            loss.backward()
+            take_step(state, training, loss.item(), batch)
+
+            ledger.add(loss.item())
+            if report_due(state.images, batch, training.images):
+                ledger.report(state.images, {})
+            if on_progress is not None:
+                on_progress(state.images, training.images)
+            checkpoints.keep(state, ledger, stop)
+
+    weights = state.averaged_weights()
+    network.load_state_dict(weights)
+    table = accuracy_over_time(network.eval(), samples, test_rows, plan)
+    artifact = write_router(
+        out, weights, card, ledger.rows, {"accuracy.json": canonical_json(table)}, config=config, parents=parents
+    )
+    shutil.rmtree(out / "state", ignore_errors=True)
+    return artifact
+
+
+class ClusteredSamples:
+    """All of the data with the cluster of every sample, joined by id."""
+
+    def __init__(self, data: Artifact, partition: Artifact) -> None:
+        index = read_index(data)
+        cluster_of = read_assignment(partition)
+        self.clusters = torch.tensor([cluster_of[i] for i in index.ids])
+        self._splits = index.splits
+        self._shards = ShardSet([data.file(name) for name in data.names("shards/")])
+        assert len(self._shards) == len(index.ids), "index and shards disagree"
+
+    def rows(self, split: str) -> Tensor:
+        return torch.tensor([i for i, s in enumerate(self._splits) if s == split], dtype=torch.int64)
+
+    def noisy(
+        self, rows: Tensor, numbers: torch.Generator, dropout: float, t: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Condition | None]:
+        """x_t on the reference path, t [B] (stratified over [0, 1) unless given) and the condition."""
+        batch = len(rows)
+        which_caption, strata, dropped = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
+        if t is None:
+            t = (torch.randperm(batch, generator=numbers) + strata) / batch
+        x0 = self._shards.latents(rows)
+        x = noisy(LinearFlow(), x0, torch.randn(x0.shape, generator=numbers), t)
+        condition = self._shards.condition(rows, which_caption)
+        return x, t, None if condition is None else condition.drop(dropped < dropout)
+
+
+def on(condition: Condition | None, device: str) -> Condition | None:
+    return None if condition is None else condition.to(device)
+
+
+@torch.no_grad()
+def accuracy_over_time(
+    network: Router, samples: ClusteredSamples, rows: Tensor, plan: RouterPlan
+) -> dict[str, list[float]]:
+    """Share of unseen samples whose most likely cluster is their own, with and without the condition."""
+    scale, device = plan.network.trunk.time_scale, next(network.parameters()).device
+    times = fixed_times(plan.accuracy_times)
+    table: dict[str, list[float]] = {"t": times.tolist(), "accuracy": [], "accuracy_unconditional": [], "loss": []}
+    truth = samples.clusters[rows].to(device)
+    for step, time in enumerate(times):
+        numbers = generator(plan.training.seed, "accuracy", step)
+        x, t, condition = samples.noisy(rows, numbers, 0.0, t=time.repeat(len(rows)))
+        null = None if condition is None else condition.null()
+        for name, given in (("accuracy", condition), ("accuracy_unconditional", null)):
+            logits = network(x.to(device), t.to(device) * scale, on(given, str(device))).float()
+            table[name].append((logits.argmax(1) == truth).float().mean().item())
+            if name == "accuracy":
+                table["loss"].append(F.cross_entropy(logits, truth).item())
+    return table

@@ -69,6 +69,8 @@ def _determinant(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
 
 def x0_gain(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
     """Size of the x0 error that a unit error in `kind` makes at t: |sigma / det|, float64 [B]."""
+    if kind is Kind.X0:
+        return torch.ones_like(schedule.sigma(t))  # also at t = 0, where sigma / det is 0 / 0
     return (schedule.sigma(t) / _determinant(kind, schedule, t)).abs()
 
 

@@ -1,0 +1,176 @@
+"""Routers that need no training, and a world in which everything is known.
+
+`UniformRouter` believes in every expert alike. `GaussianWorld` is a data set given as a Gaussian mixture whose
+components are dealt out to clusters. Noise keeps it a Gaussian mixture: with component m in state x at (alpha, sigma)
+
+    x | m ~ N(alpha mu_m, S_m),       S_m = alpha^2 C_m + sigma^2 I,                       (1)
+    E[x0 | x, m]  = mu_m + alpha C_m S_m^-1 (x - alpha mu_m),                              (2)
+    E[eps | x, m] = sigma S_m^-1 (x - alpha mu_m),                                         (3)
+
+and p(m | x) follows from (1) by Bayes. So the ideal expert of every cluster, of every schedule and kind, the ideal
+router and the ideal model of all data are closed forms: what the bridge and the mixture are measured against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..process import Condition, Kind, LinearFlow, Prediction, Schedule, combine, wide_dtype
+
+
+@dataclass(frozen=True)
+class UniformRouter:
+    """Every expert counts the same."""
+
+    experts: int
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        return x.new_full((len(x), self.experts), 1.0 / self.experts, dtype=torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianWorld:
+    """Data as a Gaussian mixture of M components in D dimensions, each with a cluster and a class label.
+
+    weights      float64 [M]           share of the data, sums to one
+    means        float64 [M, D]
+    covariances  float64 [M, D, D]     symmetric, positive definite
+    clusters     int64 [M]             0 .. K-1, none empty
+    labels       int64 [M]             what `Condition.labels` selects
+    """
+
+    weights: Tensor
+    means: Tensor
+    covariances: Tensor
+    clusters: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if not torch.isclose(self.weights.sum(), torch.ones((), dtype=self.weights.dtype)):
+            raise ValueError(f"component weights must sum to one, got {self.weights.sum().item()}")
+        if not bool((torch.linalg.eigvalsh(self.covariances) > 0).all()):
+            raise ValueError("every covariance must be positive definite")
+
+    @staticmethod
+    def random(
+        *, dimensions: int, clusters: int, components: int, labels: int = 2, spread: float = 1.5, seed: int = 0
+    ) -> GaussianWorld:
+        """`components` per cluster, with unequal weights, tilted covariances of standard deviation 0.1 to 0.5, and
+        means of size `spread`; component j of a cluster has label j % labels."""
+        generator = torch.Generator().manual_seed(seed)
+        count = clusters * components
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+        weights = 0.3 + uniform(count)
+        directions = torch.randn(count, dimensions, generator=generator, dtype=torch.float64)
+        tilts, _ = torch.linalg.qr(torch.randn(count, dimensions, dimensions, generator=generator, dtype=torch.float64))
+        deviations = 0.1 + 0.4 * uniform(count, dimensions)
+        return GaussianWorld(
+            weights=weights / weights.sum(),
+            means=spread * directions,
+            covariances=tilts @ torch.diag_embed(deviations**2) @ tilts.mT,
+            clusters=torch.arange(count) // components,
+            labels=torch.arange(count) % components % labels,
+        )
+
+    @property
+    def cluster_count(self) -> int:
+        return int(self.clusters.max()) + 1
+
+    @property
+    def cluster_weights(self) -> Tensor:
+        """Share of the data in each cluster [K]."""
+        return torch.zeros(self.cluster_count, dtype=self.weights.dtype).index_add(0, self.clusters, self.weights)
+
+    def cluster(self, index: int) -> GaussianWorld:
+        """The data of one cluster alone, which is all its expert ever sees."""
+        mine = self.clusters == index
+        return GaussianWorld(
+            weights=self.weights[mine] / self.weights[mine].sum(),
+            means=self.means[mine],
+            covariances=self.covariances[mine],
+            clusters=torch.zeros_like(self.clusters[mine]),
+            labels=self.labels[mine],
+        )
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Clean samples float64 [count, D] and the component of each [count]."""
+        component = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        eps = torch.randn(count, self.means.shape[1], generator=generator, dtype=torch.float64)
+        roots = torch.linalg.cholesky(self.covariances)
+        return self.means[component] + (roots[component] @ eps[:, :, None])[:, :, 0], component
+
+    def posterior(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Condition | None) -> Posterior:
+        """What x [B, ...] at t [B] on a schedule says about the component, the clean sample and the noise."""
+        dtype = wide_dtype(x.device)
+        state = x.flatten(1).to(dtype)
+        means, clusters, labels = (v.to(x.device) for v in (self.means.to(dtype), self.clusters, self.labels))
+        spectrum, axes = (v.to(dtype).to(x.device) for v in torch.linalg.eigh(self.covariances))  # [M, D], [M, D, D]
+        log_prior = self.weights.log().to(dtype).to(x.device).expand(len(x), -1)
+        if condition is not None and condition.labels is not None:
+            excluded = condition.labels[:, None] != labels
+            if condition.dropped is not None:
+                excluded = excluded & ~condition.dropped[:, None]
+            log_prior = log_prior.masked_fill(excluded, -torch.inf)
+
+        alpha, sigma = schedule.alpha(t)[:, None, None], schedule.sigma(t)[:, None, None]
+        variance = alpha**2 * spectrum + sigma**2  # [B, M, D], along the axes
+        onto_axes = axes.movedim(1, 0).flatten(1)  # [D, M D]: every component's axes side by side
+        offset = (state @ onto_axes).unflatten(1, spectrum.shape) - alpha * (means[:, None] @ axes)[:, 0]
+        scaled = offset / variance
+        log_likelihood = -0.5 * (offset * scaled + variance.log()).sum(2)
+        components = torch.softmax(log_prior + log_likelihood, dim=1)
+
+        def back(along_axes: Tensor) -> Tensor:
+            """From the components' axes to state coordinates, averaged over components."""
+            return torch.mm((components[:, :, None] * along_axes).flatten(1), onto_axes.T)
+
+        x0 = components @ means + back(alpha * spectrum * scaled)
+        eps = back(sigma * scaled)
+        return Posterior(components, clusters, x0.reshape(x.shape), eps.reshape(x.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """p(component | x) [B, M], the component's clusters [M], and E[x0 | x], E[eps | x] shaped like x; float64."""
+
+    components: Tensor
+    component_clusters: Tensor
+    x0: Tensor
+    eps: Tensor
+
+    @property
+    def clusters(self) -> Tensor:
+        """p(cluster | x) [B, K]."""
+        count = int(self.component_clusters.max()) + 1
+        empty = self.components.new_zeros(len(self.components), count)
+        return empty.index_add(1, self.component_clusters, self.components)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactDenoiser:
+    """The ideal model of a world for any schedule and kind, answering in the precision it is asked in."""
+
+    world: GaussianWorld
+    schedule: Schedule
+    kind: Kind
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        known = self.world.posterior(x, t, self.schedule, condition)
+        return Prediction(self.kind, combine(self.kind, self.schedule, t, known.x0, known.eps).value.to(x.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class ExactRouter:
+    """The ideal router of a world: p(cluster | x, t, condition) [B, K], float64."""
+
+    world: GaussianWorld
+    schedule: Schedule = LinearFlow()
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        return self.world.posterior(x, t, self.schedule, condition).clusters

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 
 class LatentSpace(BaseModel):
@@ -15,6 +17,18 @@ class LatentSpace(BaseModel):
     shape: tuple[int, int, int] = Field(description="channels, height, width")
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def normalise(self, latents: Tensor) -> Tensor:
+        """The autoencoder's latents [N, C, H, W] as networks see them."""
+        return (latents - _per_channel(self.mean, latents)) / _per_channel(self.std, latents)
+
+    def restore(self, latents: Tensor) -> Tensor:
+        """A network's latents [N, C, H, W] as the autoencoder decodes them."""
+        return latents * _per_channel(self.std, latents) + _per_channel(self.mean, latents)
+
+
+def _per_channel(values: tuple[float, ...], latents: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1)
 
 
 class TextSpace(BaseModel):

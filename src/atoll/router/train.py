@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Artifact, canonical_json, reuse
-from ..data.index import read_index
+from ..data.index import Index
 from ..data.order import sample_order
 from ..data.shards import ShardSet
 from ..data.space import LatentSpace, TextSpace
 from ..models.router import Router, RouterConfig
-from ..partition.assignment import read_assignment
+from ..partition.assignment import clusters_of
 from ..process import Condition, LinearFlow, fixed_times, noisy
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
@@ -118,15 +118,13 @@ class ClusteredSamples:
     """All of the data with the cluster of every sample, joined by id."""
 
     def __init__(self, data: Artifact, partition: Artifact) -> None:
-        index = read_index(data)
-        cluster_of = read_assignment(partition)
-        self.clusters = torch.tensor([cluster_of[i] for i in index.ids])
-        self._splits = index.splits
+        self._index = Index.of(data)
+        self.clusters = clusters_of(self._index, partition)
         self._shards = ShardSet([data.file(name) for name in data.names("shards/")])
-        assert len(self._shards) == len(index.ids), "index and shards disagree"
+        assert len(self._shards) == len(self._index), "index and shards disagree"
 
     def rows(self, split: str) -> Tensor:
-        return torch.tensor([i for i, s in enumerate(self._splits) if s == split], dtype=torch.int64)
+        return torch.from_numpy(self._index.rows(split))
 
     def noisy(
         self, rows: Tensor, numbers: torch.Generator, dropout: float, t: Tensor | None = None

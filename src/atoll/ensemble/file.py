@@ -1,0 +1,89 @@
+"""ensemble.json: which experts make the model, which router fuses them, and how.
+
+One file, replaced atomically; each version names the one before it, so the history of a model is a chain of
+digests. Everything else a run holds is immutable.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
+from ..data.space import LatentSpace, TextSpace
+from ..process import AnySchedule, LinearFlow
+
+NAME = "ensemble.json"
+DEFAULT_ROUTE = "top-2"
+
+
+class Yardsticks(BaseModel):
+    """Mean squared velocity error on the holdout: in the expert's own cluster, outside it, and a Gaussian's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    inside: float
+    outside: float | None
+    gaussian: float
+
+
+class Member(BaseModel):
+    """An admitted expert: `path` is relative to the run, `digest` is what must lie there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str
+    digest: str
+    cluster: int = Field(ge=0)
+    objective: str = Field(description="for people: such as epsilon on cosine-vp")
+    yardsticks: Yardsticks | None = None
+    licence: str | None = None
+
+
+class RouterRef(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str
+    digest: str
+
+
+class EnsembleFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    schema_version: Literal[1] = 1
+    partition: str = Field(description="digest of the partition whose clusters the experts hold")
+    clusters: int = Field(gt=0)
+    latent: LatentSpace
+    text: TextSpace | None = None
+    reference: AnySchedule = LinearFlow()
+    route: str = DEFAULT_ROUTE
+    experts: tuple[Member, ...] = ()
+    router: RouterRef | None = None
+    predecessor: str | None = Field(None, description="digest of the version before this one")
+
+    def digest(self) -> str:
+        return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+
+    def empty_clusters(self) -> list[int]:
+        """Clusters no admitted expert holds."""
+        return sorted(set(range(self.clusters)) - {member.cluster for member in self.experts})
+
+
+def find_ensemble(run: Store) -> EnsembleFile | None:
+    """The run's ensemble, or None before the first expert is admitted."""
+    try:
+        return EnsembleFile.model_validate_json(run.read(NAME))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValidationError as error:
+        raise UserError(
+            f"{run}/{NAME}: not valid ({explain(error)}); restore it, or admit the experts again"
+        ) from error
+
+
+def write_ensemble(run: Store, file: EnsembleFile) -> EnsembleFile:
+    """Put a new version in place of the old one, which it names; an unchanged one is not written again."""
+    before = find_ensemble(run)
+    if before is not None:
+        if before.model_copy(update={"predecessor": None}) == file.model_copy(update={"predecessor": None}):
+            return before
+        file = file.model_copy(update={"predecessor": before.digest()})
+    run.write(NAME, file.model_dump_json(indent=2).encode() + b"\n")
+    return file

@@ -1,0 +1,91 @@
+"""Samples as an artifact: the images, and every setting that made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..artifacts import Artifact, Draft, canonical_json, reuse
+from ..ensemble.load import Ensemble
+from ..ensemble.mixture import GuidanceWeights
+from ..ensemble.record import RecordedRoute
+from ..model import Model, to_pil
+from ..partition.sheets import contact_sheet
+from ..sampling import image_seeds
+
+KIND = "samples"
+
+
+class SampleSettings(BaseModel):
+    """Everything a set of samples depends on, besides the model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    prompts: tuple[str, ...] = Field(min_length=1, description="one per image")
+    seed: int = Field(0, description="image i uses seed + i")
+    steps: int = Field(50, gt=0)
+    guidance: float = 2.0
+    guidance_weights: GuidanceWeights = "own"
+    route: str | None = Field(None, description="None: a single expert")
+    solver: str = "heun"
+    grid: str = "uniform"
+    batch: int = Field(250, gt=0)
+    threads: int = Field(1, gt=0, description="CPU threads; sums depend on them in the last bit")
+
+
+def write_samples(
+    model: Model,
+    settings: SampleSettings,
+    out: Path,
+    *,
+    pictures: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Artifact:
+    """Paint the images and leave them in `out`: samples.json, images.safetensors and, as PNG, each one and a sheet."""
+    config = {"settings": settings.model_dump(mode="json"), "pictures": pictures}
+    parents = {"model": model.digest}
+    if (done := reuse(out, KIND, config, parents)) is not None:
+        return done
+    torch.set_num_threads(settings.threads)
+    seeds = image_seeds(settings.seed, len(settings.prompts))
+    route = model.parse_route(settings.route)
+    recorded = None
+    if isinstance(model.body, Ensemble):
+        assert route is not None
+        recorded = RecordedRoute(route, len(seeds), len(model.body.experts))
+    latents = model.latents(
+        settings.prompts,
+        seeds,
+        steps=settings.steps,
+        guidance=settings.guidance,
+        route=recorded,
+        solver=settings.solver,
+        grid=settings.grid,
+        guidance_weights=settings.guidance_weights,
+        batch=settings.batch,
+        progress=progress,
+    )
+    images = model.decode(latents)
+    with Draft(out, KIND) as draft:
+        save_file({"images": images}, draft.folder / "images.safetensors")
+        record: dict[str, Any] = {"model": model.digest, **config["settings"], "seeds": seeds}
+        if recorded is not None:
+            record["experts_by_time"] = recorded.by_time()
+            record["expert_of_image"] = recorded.by_image().argmax(1).tolist()
+        (draft.folder / "samples.json").write_bytes(canonical_json(record) + b"\n")
+        if pictures:
+            for i, picture in enumerate(to_pil(images)):
+                picture.save(draft.folder / f"{i:05d}.png")
+            contact_sheet(images.numpy()).save(draft.folder / "sheet.png")
+        return draft.commit(config=config, parents=parents)
+
+
+def read_samples(artifact: Artifact) -> tuple[Tensor, dict[str, Any]]:
+    """The images uint8 [N, C, H, W] and the record of how they were made."""
+    return load_file(artifact.file("images.safetensors"))["images"], json.loads(artifact.read("samples.json"))

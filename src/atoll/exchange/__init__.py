@@ -1,0 +1,1 @@
+"""Work going out and coming back: contributions are checked before they are trusted."""

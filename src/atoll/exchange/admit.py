@@ -1,0 +1,148 @@
+"""Admit a contribution: check it as a stranger's, measure it on data no island has seen, then let it in."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..artifacts import Artifact, Draft, Store, UserError, find
+from ..data.index import Index
+from ..data.shards import ShardSet
+from ..ensemble.file import EnsembleFile, Member, Yardsticks, find_ensemble, write_ensemble
+from ..ensemble.load import check_spaces
+from ..islands.expert import KIND, Expert, load_expert
+from ..islands.order import Order, read_order
+from ..partition.assignment import clusters_of
+from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, fixed_times, per_sample, velocity_error
+from ..training.seeds import generator
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What `admit` did: the member as it stands in ensemble.json, and whether it was there before."""
+
+    member: Member
+    already: bool
+
+
+def admit(run: Store, contribution: str | Path) -> Admission:
+    """Check and measure one expert folder; copy it into the run and name it in ensemble.json.
+
+    Nothing is written unless every check passes. An expert admitted for a cluster that has one already takes
+    its place; the old one stays on disk and in the ensemble's history.
+    """
+    expert = load_expert(contribution)
+    order = order_of(run, expert, contribution)
+    data, partition = Artifact.open(run.child("data"), "data"), Artifact.open(run.child("partition"), "partition")
+    if partition.digest != order.partition or expert.card.partition != order.partition:
+        raise UserError(f"{contribution}: was trained for another partition of the data; take an order of this run")
+    ensemble = find_ensemble(run) or EnsembleFile(
+        partition=partition.digest, clusters=order.clusters, latent=order.latent, text=order.text
+    )
+    check_spaces(ensemble, expert, str(contribution))
+    assert order.cluster is not None
+    for member in ensemble.experts:
+        if member.digest == expert.digest and find(run.child(*member.path.split("/"))) is not None:
+            return Admission(member, already=True)
+
+    yardsticks = measure(expert, order, data, partition)
+    worst = order.acceptance.better_than_gaussian * yardsticks.gaussian
+    if not yardsticks.inside <= worst:
+        raise UserError(
+            f"{contribution}: refused, its holdout error {yardsticks.inside:.4f} on cluster {order.cluster} is above "
+            f"{worst:.4f}, what a Gaussian reaches; train it longer"
+        )
+    member = Member(
+        path=f"contributions/{order.name}-{expert.digest[:12]}",
+        digest=expert.digest,
+        cluster=order.cluster,
+        objective=f"{expert.card.kind} on {expert.card.schedule.name}",
+        yardsticks=yardsticks,
+        licence=expert.card.licence,
+    )
+    copy_expert(Artifact.open(contribution, KIND), run.child(*member.path.split("/")))
+    others = [m for m in ensemble.experts if m.cluster != member.cluster]
+    experts = tuple(sorted([*others, member], key=lambda m: m.cluster))
+    write_ensemble(run, ensemble.model_copy(update={"experts": experts}))
+    return Admission(member, already=False)
+
+
+def order_of(run: Store, expert: Expert, contribution: str | Path) -> Order:
+    """The order of this run that the expert was trained for."""
+    for name in run.child("orders").children():
+        if name.endswith(".json") and name != "manifest.json":
+            order, _ = read_order(f"{run}/orders/{name}")
+            if order.digest() == expert.card.order and order.cluster is not None:
+                return order
+    raise UserError(f"{contribution}: was trained for no order of {run}; admit it to the run that gave the order")
+
+
+def copy_expert(source: Artifact, place: Store) -> None:
+    """Copy the listed files, each checked again on the way, manifest last: the copy has the same digest."""
+    if (there := find(place)) is not None and there.digest == source.digest:
+        return
+    with Draft(place, KIND) as draft:
+        for name in source.names():
+            target = draft.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.file(name), target)
+        manifest = source.manifest
+        copied = draft.commit(config=manifest.config, parents=manifest.parents, licence=manifest.licence)
+    assert copied.digest == source.digest
+
+
+def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact) -> Yardsticks:
+    """The yardstick on the holdout, inside and outside the expert's cluster, beside a Gaussian's."""
+    index = Index.of(data)
+    own = clusters_of(index, partition) == order.cluster
+    samples = ShardSet([data.file(name) for name in data.names("shards/")])
+    holdout = torch.from_numpy(index.rows("holdout"))
+    inside, outside = holdout[own[holdout]], holdout[~own[holdout]]
+    if len(inside) == 0:
+        raise UserError(f"cluster {order.cluster} has no holdout samples to measure on; partition with fewer clusters")
+    bridge = expert.denoiser(LinearFlow())
+    train_rows = torch.from_numpy(index.rows("train"))
+    gaussian = GaussianDenoiser.fitted(samples.latents(train_rows[own[train_rows]]))
+    times = order.acceptance.times
+    return Yardsticks(
+        inside=holdout_error(bridge, samples, inside, times),
+        outside=holdout_error(bridge, samples, outside, times) if len(outside) else None,
+        gaussian=holdout_error(gaussian, samples, inside, times),
+    )
+
+
+@torch.no_grad()
+def holdout_error(denoiser: Denoiser, samples: ShardSet, rows: Tensor, times: int, batch: int = 512) -> float:
+    """Mean velocity error over every row at `times` fixed times, with noise fixed by the row."""
+    total = 0.0
+    pairs = torch.cartesian_prod(rows, torch.arange(times))
+    for part in pairs.split(batch):
+        x0 = samples.latents(part[:, 0])
+        eps = torch.stack([torch.randn(x0.shape[1:], generator=generator("holdout", *p)) for p in part.tolist()])
+        condition = samples.condition(part[:, 0], torch.zeros(len(part)))
+        total += velocity_error(denoiser, x0, eps, fixed_times(times)[part[:, 1]], condition).sum().item()
+    return total / len(pairs)
+
+
+@dataclass(frozen=True)
+class GaussianDenoiser:
+    """The best answer of somebody who knows the mean m and variance s^2 of each latent value, and no more:
+    x0 = m + alpha s^2 / (alpha^2 s^2 + sigma^2) (x - alpha m)."""
+
+    mean: Tensor
+    variance: Tensor
+    schedule: LinearFlow = LinearFlow()
+    kind: Kind = Kind.X0
+
+    @staticmethod
+    def fitted(x0: Tensor) -> GaussianDenoiser:
+        return GaussianDenoiser(x0.mean(0), x0.var(0, correction=0))
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        alpha, sigma = (per_sample(c, x).to(x.dtype) for c in (self.schedule.alpha(t), self.schedule.sigma(t)))
+        gain = alpha * self.variance / (alpha**2 * self.variance + sigma**2)
+        return Prediction(self.kind, self.mean + gain * (x - alpha * self.mean))

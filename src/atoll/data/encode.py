@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -115,7 +116,7 @@ def moments(latents: Tensor) -> dict[str, list[float] | int]:
     return {"values": values.shape[1], "sum": values.sum(1).tolist(), "squares": values.square().sum(1).tolist()}
 
 
-def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Sequence[dict]) -> LatentSpace:
+def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Sequence[dict[str, Any]]) -> LatentSpace:
     """Mean and std per channel over the train split; a channel that never changes keeps its scale."""
     values = sum(s["values"] for s in summaries)
     mean = np.sum([s["sum"] for s in summaries], axis=0) / values

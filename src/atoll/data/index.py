@@ -47,20 +47,20 @@ class Index:
         return Index(pq.read_table(data.file("index.parquet")))
 
     def __len__(self) -> int:
-        return self.table.num_rows
+        return int(self.table.num_rows)
 
     @property
     def ids(self) -> list[str]:
-        return self.table["id"].to_pylist()
+        return list(self.table["id"].to_pylist())
 
     @property
     def captions(self) -> list[list[str]]:
-        return self.table["captions"].to_pylist()
+        return list(self.table["captions"].to_pylist())
 
     @property
     def labels(self) -> np.ndarray:
         """int64 [N], -1 where there is none."""
-        return self.table["label"].fill_null(-1).to_numpy().astype(np.int64)
+        return np.asarray(self.table["label"].fill_null(-1).to_numpy(), dtype=np.int64)
 
     @property
     def splits(self) -> np.ndarray:

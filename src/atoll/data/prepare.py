@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,15 +42,15 @@ class PrepareConfig(BaseModel):
     """How to prepare. Everything here can change the result, so everything here is in the manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    size: int | None = Field(None, gt=0, description="side of the square images; None: the source's own")
+    size: int | None = Field(default=None, gt=0, description="side of the square images; None: the source's own")
     autoencoder: str = "pixels"
     features: str = "pixels"
-    text_encoder: str = Field("words", description="words, or none")
-    validation: float = Field(0.05, ge=0, lt=1, description="share of the samples an island validates on")
-    holdout: float = Field(0.05, ge=0, lt=1, description="share no island ever sees")
-    shard_rows: int = Field(4096, gt=0, description="samples per shard, about")
-    batch: int = Field(64, gt=0, description="images per call of an encoder; part of the result's last bits")
-    threads: int = Field(1, gt=0, description="CPU threads per worker; part of the result's last bits")
+    text_encoder: str = Field(default="words", description="words, or none")
+    validation: float = Field(default=0.05, ge=0, lt=1, description="share of the samples an island validates on")
+    holdout: float = Field(default=0.05, ge=0, lt=1, description="share no island ever sees")
+    shard_rows: int = Field(default=4096, gt=0, description="samples per shard, about")
+    batch: int = Field(default=64, gt=0, description="images per call of an encoder; part of the result's last bits")
+    threads: int = Field(default=1, gt=0, description="CPU threads per worker; part of the result's last bits")
 
 
 def prepare(

@@ -47,6 +47,23 @@ def read_shard(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: not a readable shard ({error}); copy it again") from error
 
 
+def check_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
+    """Refuse a shard whose tensors cannot belong together: it may come from a stranger."""
+    if "latents" not in shard or "labels" not in shard:
+        raise UserError(f"{path}: a shard needs latents and labels, this file holds {sorted(shard)}; copy it again")
+    counts = {name: len(shard[name]) for name in ("latents", "labels", "features") if name in shard}
+    texts = {name: len(shard[name]) for name in TEXT_FIELDS if name in shard}
+    if "captions" in shard:
+        offsets = shard["captions"]
+        counts["captions"] = len(offsets) - 1
+        texts["captions"] = int(offsets[-1])
+        if int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()):
+            raise UserError(f"{path}: its caption offsets do not rise from 0; copy it again")
+    for group in (counts, texts):
+        if len(set(group.values())) > 1:
+            raise UserError(f"{path}: its tensors differ in length ({group}); copy it again")
+
+
 class ShardSet:
     """Several shards as one list of samples, in the order of `paths`.
 
@@ -57,17 +74,7 @@ class ShardSet:
         self._shards = [read_shard(Path(path)) for path in paths]
         self._ends = np.cumsum([len(shard["latents"]) for shard in self._shards], dtype=np.int64)
         for path, shard in zip(paths, self._shards, strict=True):
-            if (
-                len(
-                    {
-                        len(shard["latents"]),
-                        len(shard["labels"]),
-                        len(shard.get("captions", shard["labels"])) - ("captions" in shard),
-                    }
-                )
-                != 1
-            ):
-                raise UserError(f"{path}: its latents, labels and captions differ in number; make the artifact again")
+            check_shard(path, shard)
         self._labelled = all(bool((shard["labels"] >= 0).all()) for shard in self._shards)
 
     def __len__(self) -> int:
@@ -132,12 +139,12 @@ class ShardSet:
     ) -> dict[str, Tensor]:
         """Ask each shard for its part of `rows` and put the answers back in the order asked."""
         rows = torch.as_tensor(rows, dtype=torch.int64)
-        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise IndexError(f"rows must be in [0, {len(self)}), got {int(rows.min())} .. {int(rows.max())}")
-        owner = torch.from_numpy(np.searchsorted(self._ends, rows.numpy(), side="right"))
+        owner = np.searchsorted(self._ends, rows.numpy(), side="right")
         result: dict[str, Tensor] = {}
-        for index in owner.unique().tolist() or ([0] if self._shards else []):
-            places = (owner == index).nonzero().flatten()
+        for index in np.unique(owner).tolist() or ([0] if self._shards else []):
+            places = torch.from_numpy(np.flatnonzero(owner == index))
             start = int(self._ends[index - 1]) if index else 0
             for name, value in pick(self._shards[index], rows[places] - start, places).items():
                 if name not in result:

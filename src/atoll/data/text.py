@@ -55,7 +55,9 @@ class Words:
                     f"--text-encoder words: the captions hold more than {MOST_WORDS:,} different words; "
                     "use a pretrained text encoder"
                 )
-        return Words(TextSpace(encoder="words", kind="words", length=longest, vocabulary=tuple(sorted(words))))
+        return Words(
+            TextSpace(encoder="words", kind="words", length=longest, width=None, vocabulary=tuple(sorted(words)))
+        )
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -1,0 +1,137 @@
+"""clusters/NN/: every cluster's own shards, so that an island fetches its cluster and nothing else.
+
+    clusters/03/train-00000.safetensors        latents, labels, text; no features
+    clusters/03/validation-00000.safetensors
+    clusters/03/index.parquet                  id, split, shard, row, captions, label
+
+The holdout split is in none of them: it never leaves data/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from ..artifacts import Artifact
+from ..data.index import Index
+from ..data.progress import Progress
+from ..data.shards import TEXT_FIELDS, read_shard, write_shard
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("row", pa.int32()),
+        ("captions", pa.list_(pa.string())),
+        ("label", pa.int32()),
+    ]
+)
+
+
+@dataclass
+class _Writer:
+    """One split of one cluster: rows wait here until they fill a shard."""
+
+    folder: Path
+    split: str
+    shard_rows: int
+    written: int = 0
+    waiting: list[dict[str, Tensor]] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)  # shard name and row of every sample given
+
+    def add(self, part: dict[str, Tensor]) -> None:
+        while len(part["labels"]):
+            room = self.shard_rows - sum(len(p["labels"]) for p in self.waiting)
+            taken = min(room, len(part["labels"]))
+            name = f"{self.split}-{self.written:05d}.safetensors"
+            start = self.shard_rows - room
+            self.places += [(name, start + i) for i in range(taken)]
+            self.waiting.append(rows_of(part, torch.arange(taken)))
+            part = rows_of(part, torch.arange(taken, len(part["labels"])))
+            if taken == room:
+                self.flush()
+
+    def flush(self) -> None:
+        if self.waiting:
+            write_shard(self.folder / f"{self.split}-{self.written:05d}.safetensors", join(self.waiting))
+            self.waiting, self.written = [], self.written + 1
+
+
+def rows_of(shard: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some samples of a shard, with the text rows of just these."""
+    part = {name: shard[name][rows] for name in ("latents", "labels")}
+    if "captions" in shard:
+        first, end = shard["captions"][rows], shard["captions"][rows + 1]
+        counts = end - first
+        # text rows of sample i: first[i] .. end[i] - 1, one sample after another
+        start = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
+        text = start + torch.arange(len(start))
+        part["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        part |= {name: shard[name][text] for name in TEXT_FIELDS if name in shard}
+    return part
+
+
+def join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Several parts as one shard; caption offsets are shifted to go on where the last part ended."""
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != "captions"}
+    if "captions" in parts[0]:
+        counts = torch.cat([part["captions"].diff() for part in parts])
+        whole["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return whole
+
+
+def write_clusters(
+    folder: Path, data: Artifact, index: Index, cluster: np.ndarray, clusters: int, shard_rows: int, progress: Progress
+) -> None:
+    """Deal the samples of `data` out to their clusters, shard by shard, in id order. cluster int64 [N]."""
+    splits = index.splits
+    writers = {
+        (k, split): _Writer(folder / f"{k:02d}", split, shard_rows)
+        for k in range(clusters)
+        for split in ("train", "validation")
+    }
+    start = 0
+    for name in data.names("shards/"):
+        shard = read_shard(data.file(name))
+        here = slice(start, start + len(shard["labels"]))
+        for (k, split), writer in writers.items():
+            rows = np.flatnonzero((cluster[here] == k) & (splits[here] == split))
+            writer.add(rows_of(shard, torch.from_numpy(rows)))
+        start = here.stop
+        progress("writing clusters", start, len(index))
+    for writer in writers.values():
+        writer.flush()
+    for k in range(clusters):
+        write_cluster_index(folder / f"{k:02d}" / "index.parquet", index, cluster == k, splits, writers, k)
+
+
+def write_cluster_index(
+    path: Path,
+    index: Index,
+    member: np.ndarray,
+    splits: np.ndarray,
+    writers: dict[tuple[int, str], _Writer],
+    k: int,
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(path, INDEX_SCHEMA, compression="zstd") as writer:
+        for split in ("train", "validation"):
+            rows = index.table.take(pa.array(np.flatnonzero(member & (splits == split))))
+            places = writers[k, split].places
+            columns = {
+                "id": rows["id"],
+                "split": rows["split"],
+                "shard": [name for name, _ in places],
+                "row": [row for _, row in places],
+                "captions": rows["captions"],
+                "label": rows["label"],
+            }
+            writer.write_table(pa.table(columns, schema=INDEX_SCHEMA))

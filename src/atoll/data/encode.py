@@ -84,6 +84,8 @@ def encode(task: EncodeTask) -> int:
     summary = {
         "count": count,
         "splits": {name: splits.count(name) for name in sorted(set(splits))},
+        "unlabelled": int((labels < 0).sum()),
+        "largest_label": max(labels.tolist(), default=-1),
         "conflicts": [identity.hex() for identity in gathered.conflicts],
         **moments(latents[torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
     }

@@ -136,6 +136,7 @@ def prepare(
                 "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
                 "text": None if text is None else text.space.model_dump(mode="json"),
                 "split": {"validation": config.validation, "holdout": config.holdout},
+                "labels": label_count(summaries),
                 "count": count,
                 "splits": dict(sum((Counter(s["splits"]) for s in summaries), Counter())),
                 "repeats": rows - count,
@@ -236,6 +237,13 @@ def write_rejects(folder: Path, chunks: Path, conflicts: Sequence[str], source: 
 def first_reject(chunks: Path) -> str:
     reject = next(read_rejects(chunks), None)
     return "it holds no images" if reject is None else f"the first one, {reject.name}: {reject.reason} {reject.detail}"
+
+
+def label_count(summaries: Sequence[dict[str, Any]]) -> int | None:
+    """How many classes there are, if every sample has a label; else None."""
+    if any(summary["unlabelled"] for summary in summaries):
+        return None
+    return 1 + max(int(summary["largest_label"]) for summary in summaries)
 
 
 def feature_width(folder: Path) -> int:

@@ -95,14 +95,14 @@ def kmeans(points: np.ndarray, k: int, seed: int, weights: np.ndarray | None = N
         max_points_per_centroid=len(points),
     )
     engine.train(points, weights=weights)
-    return engine.centroids.reshape(k, -1).copy()
+    return np.array(engine.centroids, dtype=np.float32).reshape(k, -1)
 
 
 def coarse_clusters(fine: np.ndarray, sizes: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     """Cluster int64 [F] of each cell by k-means over cells, each as heavy as the samples it holds."""
     centroids = kmeans(fine, clusters, seed, weights=sizes.astype(np.float32), starts=COARSE_STARTS)
     distance = squared_distances(fine, centroids)
-    coarse = distance.argmin(1)
+    coarse: np.ndarray = distance.argmin(1)
     # k-means may leave a centroid without cells: give it the cell that fits its own cluster worst
     for empty in np.setdiff1d(np.arange(clusters), coarse):
         spare = np.bincount(coarse, minlength=clusters)[coarse] > 1
@@ -145,20 +145,22 @@ def by_size(coarse: np.ndarray, sizes: np.ndarray, clusters: int) -> np.ndarray:
     order = np.lexsort((first, -mass))
     rank = np.empty(clusters, dtype=np.int64)
     rank[order] = np.arange(clusters)
-    return rank[coarse]
+    return np.asarray(rank[coarse])
 
 
 def centroids_of(fine: np.ndarray, sizes: np.ndarray, coarse: np.ndarray, clusters: int) -> np.ndarray:
     """Mean of the cells of each cluster, weighted by their sizes, float32 [K, D]."""
     total = np.zeros((clusters, fine.shape[1]))
     np.add.at(total, coarse, fine * sizes[:, None].astype(np.float64))
-    return (total / np.bincount(coarse, weights=sizes, minlength=clusters)[:, None]).astype(np.float32)
+    mean: np.ndarray = total / np.bincount(coarse, weights=sizes, minlength=clusters)[:, None]
+    return mean.astype(np.float32)
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """|a_i - b_j|^2, float64 [len(a), len(b)]."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2.0 * a @ b.T, 0.0)
+    distance: np.ndarray = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2.0 * a @ b.T, 0.0)
+    return distance
 
 
 @contextmanager

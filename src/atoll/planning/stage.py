@@ -1,0 +1,101 @@
+"""The plan stage: a partition becomes one work order per cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..artifacts import Artifact, Draft, Store, UserError, reuse
+from ..data.space import LatentSpace, TextSpace
+from ..islands.order import Order, ShardRef
+from ..models.dit import DiTConfig
+from ..training.seeds import seed_from
+from .mix import assign_objectives, detail_of
+from .recipes import Network, PlanConfig, recipe_for
+
+KIND = "orders"
+
+
+def plan(
+    data: str | Path | Store,
+    partition: str | Path | Store,
+    out: str | Path | Store,
+    config: PlanConfig | None = None,
+) -> Artifact:
+    """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
+
+    An order names its shards by digest and by their path relative to the run, so the partition and the orders
+    must lie side by side.
+    """
+    parents = {"data": Artifact.open(data, "data"), "partition": Artifact.open(partition, "partition")}
+    origin, cut = parents["data"], parents["partition"]
+    if cut.manifest.parents.get("data") != origin.digest:
+        raise UserError(f"{cut.store}: was not made from {origin.store}; pass the data it was made from")
+    place = Store.at(out)
+    if place.parent != cut.store.parent:
+        raise UserError(f"--out {place}: orders must lie beside the partition, in {cut.store.parent}")
+    config = config or recipe_for(origin.config)
+    digests = {name: parent.digest for name, parent in parents.items()}
+    clusters = int(cut.config["clusters"])
+    detail = [detail_of(cut, k) for k in range(clusters)]
+    chosen = assign_objectives(config.mix, config.objectives, detail)
+    settings = {**config.model_dump(mode="json"), "chosen": chosen}
+    if (there := reuse(out, KIND, settings, digests)) is not None:
+        return there
+
+    orders = [make_order(origin, cut, k, chosen[k], config) for k in range(clusters)]
+    with Draft(out, KIND) as draft:
+        for order in orders:
+            (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
+        return draft.commit(config=settings, parents=digests, licence=origin.manifest.licence)
+
+
+def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str, config: PlanConfig) -> Order:
+    """The order for one cluster."""
+    return Order(
+        name=f"{cluster:02d}",
+        cluster=cluster,
+        clusters=int(partition.config["clusters"]),
+        data=data.digest,
+        partition=partition.digest,
+        latent=LatentSpace.model_validate(data.config["latent"]),
+        text=None if data.config["text"] is None else TextSpace.model_validate(data.config["text"]),
+        shards=shard_refs(partition, f"clusters/{cluster:02d}/"),
+        architecture=architecture(data.config, config.network),
+        objective=config.objectives[objective],
+        training=config.training.model_copy(update={"seed": seed_from(config.training.seed, "order", cluster)}),
+        acceptance=config.acceptance,
+        licence=data.manifest.licence,
+    )
+
+
+def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:
+    """The train and validation shards below a folder of the partition, by path relative to the run."""
+    names = [name for name in partition.names(under) if name.endswith(".safetensors")]
+    return tuple(
+        ShardRef(
+            path=f"{partition.store.name}/{name}",
+            sha256=partition.manifest.files[name].sha256,
+            split="train" if Path(name).name.startswith("train-") else "validation",
+        )
+        for name in names
+    )
+
+
+def architecture(data: Mapping[str, Any], network: Network) -> DiTConfig:
+    """The network for this data: what it is conditioned on follows from what the data has."""
+    text = None if data["text"] is None else TextSpace.model_validate(data["text"])
+    known: dict[str, Any] = {"condition": "none"}
+    if text is not None and text.kind == "words":
+        known = {"condition": "words", "vocabulary": len(text.vocabulary or ()), "text_length": text.length}
+    elif text is not None and text.kind == "tokens":
+        known = {"condition": "tokens", "text_width": text.width, "text_length": text.length}
+    elif text is not None:
+        known = {"condition": "pooled", "text_width": text.width}
+    elif data.get("labels") is not None:
+        known = {"condition": "labels", "classes": data["labels"]}
+    try:
+        return DiTConfig(latent=tuple(data["latent"]["shape"]), **network.model_dump(), **known)
+    except ValueError as error:
+        raise UserError(f"network: {error}") from error

@@ -1,0 +1,50 @@
+"""atoll partition: a data artifact is cut into clusters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..artifacts import Store, find
+from ..partition.stage import PartitionConfig
+from ..partition.stage import partition as partition_stage
+from .bars import bars
+from .settings import read_settings
+
+
+def partition(
+    data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data")],
+    clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="How many clusters [default: 8]")] = None,
+    out: Annotated[str | None, typer.Option(help="Where it goes [default: `partition` beside the data]")] = None,
+    by: Annotated[str | None, typer.Option(help="features, or the baselines label and random")] = None,
+    balance: Annotated[
+        float | None, typer.Option(help="Largest over smallest cluster, at most [default: 2]; 0: no bound")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of k-means [default: 0]")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of k-means [default: 1]")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set cells=256; repeat it")] = None,
+) -> None:
+    """Cut a data set into clusters, each with shards of its own.
+
+    Examples:
+
+      atoll partition runs/demo/data -k 8
+
+      atoll partition runs/demo/data -k 8 --by random --out runs/random/partition
+    """
+    unbound = ["balance=none"] if balance == 0 else []
+    flags = {"clusters": clusters, "by": by, "balance": balance or None, "seed": seed, "threads": threads}
+    settings = read_settings(PartitionConfig(), file=config, flags=flags, overrides=[*unbound, *(set_ or ())])
+    place = out or Store.at(data).parent.child("partition").url
+    there = find(place) is not None
+    with bars() as progress:
+        made = partition_stage(data, place, settings, progress=progress)
+    sizes = [cluster["train"] for cluster in json.loads(made.read("sizes.json"))["clusters"]]
+    typer.echo(
+        f"{'already there' if there else 'partitioned'}: {made.store}  {len(sizes)} clusters of "
+        f"{', '.join(f'{size:,}' for size in sizes)} training samples  {made.digest[:12]}"
+    )

@@ -1,0 +1,74 @@
+"""Settings of a stage: defaults, then a TOML file, then flags, then --set; checked by the stage's own model."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ..artifacts import UserError, explain
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def read_settings(
+    defaults: Settings,
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> Settings:
+    """`defaults` with what the file, the flags (None: not given) and `a.b=c` overrides say instead."""
+    values = defaults.model_dump()
+    if file is not None:
+        values = merge(values, read_toml(file))
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values = merge(values, nested(name, value))
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {override}: write it as name=value, such as --set training.batch=32")
+        values = merge(values, nested(name, parse_value(text)))
+    try:
+        return type(defaults).model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"settings: {explain(error)}; correct it in the file or with --set") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"--config {path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: not valid TOML ({error})") from error
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value, `none`, or else the text as it stands: `--set network.activation=silu` needs no quotes."""
+    if text == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def nested(name: str, value: Any) -> dict[str, Any]:
+    """`a.b`, 1 -> {"a": {"b": 1}}."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def merge(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the values of `new` in their place, tables merged; an unknown name is left for the model to refuse."""
+    merged = dict(old)
+    for name, value in new.items():
+        before = merged.get(name)
+        merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
+    return merged

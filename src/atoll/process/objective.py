@@ -95,6 +95,10 @@ class MinSNR:
     gamma: float = 5.0
     name: Literal["min-snr"] = field(default="min-snr", kw_only=True)
 
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise ValueError(f"gamma of a min-SNR weighting must be positive, got {self.gamma}")
+
     def __call__(self, kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
         snr = schedule.log_snr(t).exp()
         return snr.clamp(max=self.gamma) * x0_gain(kind, schedule, t) ** 2

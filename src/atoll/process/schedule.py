@@ -229,6 +229,8 @@ class EDM:
     def __post_init__(self) -> None:
         if not 0.0 < self.sigma_min < self.sigma_max:
             raise ValueError(f"need 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
+        if not self.rho > 0.0:
+            raise ValueError(f"rho must be positive, got {self.rho}")
 
     @property
     def _roots(self) -> tuple[float, float]:

@@ -56,24 +56,32 @@ class GaussianWorld:
 
     @staticmethod
     def random(
-        *, dimensions: int, clusters: int, components: int, labels: int = 2, spread: float = 1.5, seed: int = 0
+        *, dimensions: int, clusters: int, components: int, labels: int = 2, spread: float = 4.0, seed: int = 0
     ) -> GaussianWorld:
-        """`components` per cluster, with unequal weights, tilted covariances of standard deviation 0.1 to 0.5, and
-        means of size `spread`; component j of a cluster has label j % labels."""
+        """`components` per cluster with unequal weights and tilted covariances, `spread` times as far apart as they
+        are wide. Component j of a cluster has label j % labels. Like the latents of a data set, all of it together
+        has mean 0 and standard deviation 1 in every dimension."""
         generator = torch.Generator().manual_seed(seed)
         count = clusters * components
 
-        def uniform(*shape: int) -> Tensor:
-            return torch.rand(*shape, generator=generator, dtype=torch.float64)
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        weights = 0.3 + uniform(count)
-        directions = torch.randn(count, dimensions, generator=generator, dtype=torch.float64)
-        tilts, _ = torch.linalg.qr(torch.randn(count, dimensions, dimensions, generator=generator, dtype=torch.float64))
-        deviations = 0.1 + 0.4 * uniform(count, dimensions)
+        def between(low: float, high: float, *shape: int) -> Tensor:
+            return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+        weights = between(0.3, 1.3, count)
+        weights = weights / weights.sum()
+        means = spread * normal(count, dimensions)
+        axes, _ = torch.linalg.qr(normal(count, dimensions, dimensions))
+        covariances = axes @ torch.diag_embed(between(0.3, 1.7, count, dimensions) ** 2) @ axes.mT
+
+        means = means - weights @ means
+        deviation = (weights @ (means**2 + covariances.diagonal(dim1=1, dim2=2))).sqrt()
         return GaussianWorld(
-            weights=weights / weights.sum(),
-            means=spread * directions,
-            covariances=tilts @ torch.diag_embed(deviations**2) @ tilts.mT,
+            weights=weights,
+            means=means / deviation,
+            covariances=covariances / deviation / deviation[:, None],
             clusters=torch.arange(count) // components,
             labels=torch.arange(count) % components % labels,
         )

@@ -1,0 +1,94 @@
+"""One table of kinds: definitions typed out once more, all round trips, and how errors travel."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from atoll.process import EDM, Kind, LinearFlow, Prediction, Schedule, combine, convert, noisy, pair, x0_gain
+from atoll.process.prediction import carries_only_noise
+from gaussian_world import PRODUCT, SCHEDULES, name, states
+
+TIMES = torch.tensor([0.001, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999], dtype=torch.float64)
+
+
+def known_pair(schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x0, eps = torch.randn(2, len(TIMES), 4, 3, generator=generator, dtype=torch.float64)
+    return x0, eps, noisy(schedule, x0, eps, TIMES)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+def test_each_kind_is_what_the_design_says(schedule: Schedule) -> None:
+    x0, eps, x = known_pair(schedule)
+    alpha, sigma, d_alpha, d_sigma = (
+        getattr(schedule, part)(TIMES)[:, None, None] for part in ("alpha", "sigma", "d_alpha", "d_sigma")
+    )
+    torch.testing.assert_close(x, alpha * x0 + sigma * eps)
+    by_hand = {
+        Kind.X0: x0,
+        Kind.EPSILON: eps,
+        Kind.VELOCITY: d_alpha * x0 + d_sigma * eps,
+        Kind.V: (alpha * eps - sigma * x0) / (alpha**2 + sigma**2).sqrt(),
+        Kind.SCORE: -eps / sigma,
+    }
+    assert set(by_hand) == set(Kind)
+    for kind, value in by_hand.items():
+        torch.testing.assert_close(combine(kind, schedule, TIMES, x0, eps).value, value)
+
+
+@pytest.mark.parametrize(("start", "via"), list(itertools.product(Kind, Kind)), ids=name)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+def test_every_round_trip_returns(schedule: Schedule, start: Kind, via: Kind) -> None:
+    x0, eps, x = known_pair(schedule)
+    first = combine(start, schedule, TIMES, x0, eps)
+    there = convert(first, via, schedule, x, TIMES)
+    assert there.kind is via
+    back = convert(there, start, schedule, x, TIMES)
+    # dividing by alpha or sigma at the ends costs up to four digits of sixteen
+    torch.testing.assert_close(back.value, first.value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
+def test_x0_gain_is_what_an_error_in_the_value_does_to_x0(schedule: Schedule, kind: Kind) -> None:
+    x0, eps, x = known_pair(schedule)
+    exact = combine(kind, schedule, TIMES, x0, eps)
+    wrong = Prediction(kind, exact.value + 1.0)
+    moved = pair(wrong, schedule, x, TIMES)[0] - x0
+    expected = x0_gain(kind, schedule, TIMES)[:, None, None].expand_as(x0)
+    torch.testing.assert_close(moved.abs(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
+def test_which_kinds_hold_nothing_but_noise(schedule: Schedule, kind: Kind) -> None:
+    expected = kind in (Kind.EPSILON, Kind.SCORE) or (kind is Kind.VELOCITY and schedule == EDM())
+    assert carries_only_noise(kind, schedule) == expected
+
+
+def test_pair_is_float32_for_bfloat16_answers() -> None:
+    x, t = states(4, [0.3, 0.7])
+    x = x.bfloat16()
+    x0, eps = pair(Prediction(Kind.VELOCITY, x), LinearFlow(), x, t)
+    assert x0.dtype == eps.dtype == torch.float32
+
+
+def test_the_same_kind_comes_back_untouched_even_where_it_holds_nothing_else() -> None:
+    ends = torch.tensor([0.0, 1.0])
+    answer = Prediction(Kind.EPSILON, torch.ones(2, 3))
+    assert convert(answer, Kind.EPSILON, LinearFlow(), torch.ones(2, 3), ends) is answer
+
+
+def test_linear_velocity_gives_both_parts_at_the_very_ends() -> None:
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    x0, eps = torch.randn(2, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = noisy(LinearFlow(), x0, eps, ends)
+    back = pair(combine(Kind.VELOCITY, LinearFlow(), ends, x0, eps), LinearFlow(), x, ends)
+    torch.testing.assert_close(back, (x0, eps))
+
+
+def test_one_time_per_sample_or_an_error() -> None:
+    x = torch.zeros(4, 3)
+    with pytest.raises(ValueError, match=r"shape \[4\], got \[1\]"):
+        convert(Prediction(Kind.X0, x), Kind.EPSILON, LinearFlow(), x, torch.tensor([0.5]))

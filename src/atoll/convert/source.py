@@ -1,0 +1,317 @@
+"""Foreign checkpoints, recognised: which network, which schedule, which kind, whose licence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..artifacts import UserError, sha256_file
+from ..models.dit import NORM_EPS, DiTConfig, sincos_positions
+from ..models.presets import heads_for
+from ..process import AnySchedule, DDPMBetas, Kind, LinearFlow
+from .checkpoint import read_checkpoint, read_json
+from .layouts import Imported, Layout, import_weights
+
+Form = Literal["dit", "sit", "pixart", "diffusers"]
+SIDECAR = "atoll.json"
+NULL_TEXT = "null_text.safetensors"
+MOST_IMAGE_TOKENS = 65_536
+
+# what the official releases are under; anything else must be said with --licence
+LICENCES = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A foreign network, its weights under our names, still with its own meaning of time and output."""
+
+    name: str
+    form: Form
+    layout: Layout
+    config: DiTConfig
+    imported: Imported
+    schedule: AnySchedule
+    kind: Kind
+    reversed_time: bool  # SiT: time runs from noise (0) to data (1), and the velocity points the other way
+    licence: str
+    digest: str  # sha256 of the weights file
+
+    @property
+    def non_commercial(self) -> bool:
+        return bool(re.search(r"\bnc\b|non-?commercial", self.licence.lower()))
+
+
+def read_source(
+    place: Path,
+    form: Form,
+    *,
+    heads: int | None = None,
+    latent: tuple[int, int, int] | None = None,
+    licence: str | None = None,
+) -> Source:
+    """Read a checkpoint. `heads` and `latent` are needed only where the file does not say them."""
+    if form == "diffusers":
+        return _read_diffusers(place, licence)
+    foreign = read_checkpoint(place)
+    layout: Layout = "pixart" if form == "pixart" else "dit"
+    config, foreign, notes = _official_config(foreign, form, heads, latent, str(place))
+    imported = import_weights(layout, config, foreign, str(place))
+    imported.dropped.update(notes)
+    if config.positions == "learned":
+        imported.weights["patches.positions"] = foreign["pos_embed"].float().reshape(config.image_tokens, config.width)
+        imported.sources["patches.positions"] = ("pos_embed",)
+        imported.dropped.pop("pos_embed", None)
+    return Source(
+        name=place.name,
+        form=form,
+        layout=layout,
+        config=config,
+        imported=imported,
+        schedule=LinearFlow() if form == "sit" else DDPMBetas("linear"),
+        kind=Kind.VELOCITY if form == "sit" else Kind.EPSILON,
+        reversed_time=form == "sit",
+        licence=licence or LICENCES[form],
+        digest=sha256_file(place),
+    )
+
+
+def _official_config(
+    foreign: dict[str, Tensor], form: Form, heads: int | None, latent: tuple[int, int, int] | None, where: str
+) -> tuple[DiTConfig, dict[str, Tensor], dict[str, str]]:
+    """The architecture of an official file, from its shapes; and notes on tensors that need no place."""
+    patches = _shaped(foreign, "x_embedder.proj.weight", 4, where)
+    width, channels, patch, _ = patches.shape
+    depth = _count_blocks(foreign, r"blocks\.(\d+)\.", where)
+    heads = heads or heads_for(width)
+    if heads is None:
+        raise UserError(f"{where}: a network of width {width} is none of the known sizes; say how many --heads it has")
+    outputs = _shaped(foreign, "final_layer.linear.weight", 2, where).shape[0]
+    mlp_width = _shaped(foreign, "blocks.0.mlp.fc1.weight", 2, where).shape[0]
+    extra = [name for name in foreign if name.startswith(("csize_embedder.", "ar_embedder."))]
+    if extra:
+        raise UserError(
+            f"{where}: {extra[0]}: reads image size and aspect as conditions, which our network does not; "
+            "use a 256 or 512 pixel checkpoint"
+        )
+    table = foreign.get("pos_embed")
+    if latent is None:
+        side = _square_side(table, width, where)
+        latent = (channels, side * patch, side * patch)
+    text = form == "pixart"
+    labels = None if text else _shaped(foreign, "y_embedder.embedding_table.weight", 2, where).shape[0] - 1
+    null = _shaped(foreign, "y_embedder.y_embedding", 2, where).shape if text else None
+    config = _checked(
+        where,
+        latent=latent,
+        patch=patch,
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp_ratio=mlp_width / width,
+        variant="adaln-single" if text else "adaln",
+        condition="tokens" if text else "labels",
+        classes=labels,
+        text_width=None if null is None else null[1],
+        text_length=None if null is None else null[0],
+        out_channels=outputs // patch**2,
+        time_scale=1.0 if form == "sit" else 999.0,
+    )
+    notes: dict[str, str] = {}
+    if table is not None:
+        config, notes = _recognise_positions(config, table, where)
+    return config, foreign, notes
+
+
+def _recognise_positions(config: DiTConfig, table: Tensor, where: str) -> tuple[DiTConfig, dict[str, str]]:
+    """A stored table that is the fixed sin-cos one is computed instead; any other one is kept as weights."""
+    if table.numel() != config.image_tokens * config.width:
+        raise UserError(
+            f"{where}: pos_embed {list(table.shape)} does not fit the latent {config.latent}; check --latent"
+        )
+    flat = table.float().reshape(config.image_tokens, config.width)
+    for scale in (1.0, 2.0, 4.0, 0.5):
+        if torch.allclose(flat, sincos_positions(config.grid, config.width, scale), atol=1e-4):
+            return replace(config, position_scale=scale), {"pos_embed": "the fixed sin-cos table, computed here"}
+    return replace(config, positions="learned"), {}
+
+
+def _read_diffusers(place: Path, licence: str | None) -> Source:
+    """A `DiTTransformer2DModel` or `PixArtTransformer2DModel` folder, or a pipeline folder that holds one."""
+    folder = place / "transformer" if (place / "transformer").is_dir() else place
+    if not folder.is_dir():
+        raise UserError(f"{place}: not a folder; --from diffusers takes a folder saved with save_pretrained")
+    settings = read_json(folder / "config.json")
+    weights = folder / "diffusion_pytorch_model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{weights}: file is missing; save the model in one safetensors file and try again")
+    foreign = read_checkpoint(weights)
+    name = settings.get("_class_name")
+    if name not in ("DiTTransformer2DModel", "PixArtTransformer2DModel"):
+        raise UserError(f"{folder}: holds a {name}; only DiTTransformer2DModel and PixArtTransformer2DModel are read")
+    layout: Layout = "diffusers-dit" if name == "DiTTransformer2DModel" else "diffusers-pixart"
+    sidecar = read_json(folder / SIDECAR) if (folder / SIDECAR).is_file() else {}
+    null_text = read_checkpoint(folder / NULL_TEXT).get("null_text") if (folder / NULL_TEXT).is_file() else None
+    config = _diffusers_config(settings, foreign, layout, null_text, sidecar, str(folder))
+    imported = import_weights(layout, config, foreign, str(folder))
+    if layout == "diffusers-pixart" and null_text is not None:
+        imported.weights["conditioning.null_text"] = null_text.float().contiguous()
+        imported.sources["conditioning.null_text"] = (NULL_TEXT,)
+    schedule, kind = _diffusers_process(place, sidecar)
+    licence = licence or sidecar.get("licence") or _model_card_licence(place)
+    if licence is None:
+        raise UserError(f"{place}: names no licence; say it with --licence, such as --licence Apache-2.0")
+    return Source(
+        name=place.name,
+        form="diffusers",
+        layout=layout,
+        config=config,
+        imported=imported,
+        schedule=schedule,
+        kind=kind,
+        reversed_time=False,
+        licence=str(licence),
+        digest=sha256_file(weights),
+    )
+
+
+def _diffusers_config(
+    settings: Mapping[str, Any],
+    foreign: Mapping[str, Tensor],
+    layout: Layout,
+    null_text: Tensor | None,
+    sidecar: Mapping[str, Any],
+    where: str,
+) -> DiTConfig:
+    dit = layout == "diffusers-dit"
+    ours = {
+        "activation_fn": "gelu-approximate",
+        "attention_bias": True,
+        "norm_elementwise_affine": False,
+        "norm_type": "ada_norm_zero" if dit else "ada_norm_single",
+    }
+    if not dit:
+        ours["norm_eps"] = NORM_EPS
+    for key, wanted in ours.items():
+        if (found := settings.get(key, wanted)) != wanted:
+            raise UserError(f"{where}: {key} is {found!r}, our network has {wanted!r}; this model cannot be converted")
+    patches = _shaped(foreign, "pos_embed.proj.weight", 4, where)
+    width, channels, patch, _ = patches.shape
+    size = _integer(settings, "sample_size", 32 if dit else 128, where)
+    additional = settings.get("use_additional_conditions")
+    if additional or (not dit and additional is None and size == 128):  # None is on for 1024 px models in diffusers
+        raise UserError(f"{where}: reads image size and aspect as conditions, which our network does not; refused")
+    output = _shaped(foreign, "proj_out_2.weight" if dit else "proj_out.weight", 2, where).shape[0]
+    classes = text_width = text_length = None
+    if dit:
+        name = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
+        classes = _shaped(foreign, name, 2, where).shape[0] - 1
+    else:
+        text_width = _shaped(foreign, "caption_projection.linear_1.weight", 2, where).shape[1]
+        text_length = len(null_text) if null_text is not None else 120
+    interpolation = settings.get("interpolation_scale")
+    if interpolation is None:
+        interpolation = 1 if dit else max(size // 64, 1)
+    return _checked(
+        where,
+        latent=(channels, size, size),
+        patch=patch,
+        width=width,
+        depth=_count_blocks(foreign, r"transformer_blocks\.(\d+)\.", where),
+        heads=_integer(settings, "num_attention_heads", 16, where),
+        mlp_ratio=4.0,
+        variant="adaln" if dit else "adaln-single",
+        condition="labels" if dit else "tokens",
+        classes=classes,
+        text_width=text_width,
+        text_length=text_length,
+        out_channels=output // patch**2,
+        position_scale=float(interpolation),
+        frequency_shift=sidecar.get("frequency_shift", 1 if dit else 0),
+        mlp_norm_eps=float(settings.get("norm_eps", 1e-5)) if dit else NORM_EPS,
+        time_scale=float(sidecar.get("time_scale", 999.0)),
+    )
+
+
+def _diffusers_process(place: Path, sidecar: Mapping[str, Any]) -> tuple[AnySchedule, Kind]:
+    """Schedule and kind: from our own export's sidecar, the pipeline's scheduler, else DDPM with linear betas."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if "schedule" in sidecar and "kind" in sidecar:
+        try:
+            schedule: AnySchedule = TypeAdapter(AnySchedule).validate_python(sidecar["schedule"])
+            return schedule, Kind(sidecar["kind"])
+        except (ValidationError, ValueError) as error:
+            raise UserError(f"{place}/{SIDECAR}: schedule or kind cannot be read; export the expert again") from error
+    path = place / "scheduler" / "scheduler_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    betas, kind = settings.get("beta_schedule", "linear"), settings.get("prediction_type", "epsilon")
+    names = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
+    kinds = {"epsilon": Kind.EPSILON, "sample": Kind.X0, "v_prediction": Kind.V}
+    if betas not in names or kind not in kinds:
+        raise UserError(f"{path}: beta_schedule {betas!r} with prediction_type {kind!r} is not known; cannot convert")
+    steps = _integer(settings, "num_train_timesteps", 1000, str(path))
+    return DDPMBetas(names[betas], steps=steps), kinds[kind]  # type: ignore[arg-type]
+
+
+def _model_card_licence(place: Path) -> str | None:
+    """`license:` in the front matter of a model card, if there is one."""
+    for card in (place / "README.md", place.parent / "README.md"):
+        if card.is_file():
+            text = card.read_text(errors="replace")
+            if found := re.search(r"^license:\s*(\S+)\s*$", text[:4000], re.MULTILINE):
+                return found[1]
+    return None
+
+
+def _checked(where: str, **settings: Any) -> DiTConfig:
+    channels, height, width = settings["latent"]
+    tokens = (height // settings["patch"]) * (width // settings["patch"])
+    if not 0 < tokens <= MOST_IMAGE_TOKENS:
+        raise UserError(f"{where}: {tokens:,} image tokens is more than any network we read; refused")
+    if settings["out_channels"] == channels:
+        settings["out_channels"] = None
+    try:
+        return DiTConfig(**settings)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _shaped(foreign: Mapping[str, Tensor], name: str, axes: int, where: str) -> Tensor:
+    value = foreign.get(name)
+    if value is None:
+        raise UserError(f"{where}: key {name} is missing; check --from")
+    if name.endswith("y_embedding"):
+        value = value.reshape(value.shape[-2:]) if value.ndim >= 2 else value
+    if value.ndim != axes or min(value.shape) < 1:
+        raise UserError(f"{where}: {name} has shape {list(value.shape)}, expected {axes} axes; check --from")
+    return value
+
+
+def _count_blocks(foreign: Mapping[str, Tensor], pattern: str, where: str) -> int:
+    """How many blocks there are; their numbers must be 0, 1, 2 ... (a name from a stranger may say any number)."""
+    found = {int(match[1]) for name in foreign if (match := re.match(pattern, name)) and len(match[1]) < 6}
+    if found != set(range(len(found))) or not found:
+        raise UserError(f"{where}: blocks are numbered {sorted(found)[:8]}, expected 0, 1, 2 ...; check --from")
+    return len(found)
+
+
+def _square_side(table: Tensor | None, width: int, where: str) -> int:
+    if table is None:
+        raise UserError(f"{where}: does not say its latent size; give it with --latent, such as 4x32x32")
+    side = round((table.numel() / width) ** 0.5)
+    if side * side * width != table.numel():
+        raise UserError(f"{where}: pos_embed {list(table.shape)} is not of a square latent; give --latent")
+    return side
+
+
+def _integer(settings: Mapping[str, Any], key: str, default: int, where: str) -> int:
+    value = settings.get(key, default)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1_000_000:
+        return int(value)
+    raise UserError(f"{where}: {key} is {value!r}, expected a whole number; get the model again")

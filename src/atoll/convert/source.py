@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -304,7 +305,7 @@ def _count_blocks(foreign: Mapping[str, Tensor], pattern: str, where: str) -> in
 def _square_side(table: Tensor | None, width: int, where: str) -> int:
     if table is None:
         raise UserError(f"{where}: does not say its latent size; give it with --latent, such as 4x32x32")
-    side = round((table.numel() / width) ** 0.5)
+    side = math.isqrt(table.numel() // width)
     if side * side * width != table.numel():
         raise UserError(f"{where}: pos_embed {list(table.shape)} is not of a square latent; give --latent")
     return side

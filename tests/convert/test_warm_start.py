@@ -1,0 +1,193 @@
+"""Warm starts: what is kept is kept, what is derived is exact, what is fitted says how well."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from foreign import CLASSES, SIDE, network, official_dit, official_forward, randomize
+from torch import Tensor
+
+from atoll.convert.adapt import Trained, keep_mean, reverse_time
+from atoll.convert.layouts import import_weights
+from atoll.convert.report import Report
+from atoll.convert.warm_start import FIT_TIMES, matched_time, warm_start
+from atoll.models.dit import DiT, DiTConfig, time_frequencies
+from atoll.process import Condition, DDPMBetas, Kind, LinearFlow
+
+CLASSIC = DiTConfig(
+    latent=(4, SIDE, SIDE), patch=2, width=32, depth=3, heads=2, variant="adaln", condition="labels", classes=CLASSES
+)
+SINGLE = replace(CLASSIC, variant="adaln-single")
+TEXT = replace(SINGLE, condition="tokens", classes=None, text_width=12, text_length=4)
+DDPM = (DDPMBetas("linear"), Kind.EPSILON)
+FLOW = (LinearFlow(), Kind.VELOCITY)
+B = 6
+
+
+def trained(config: DiTConfig, seed: int = 0) -> Trained:
+    """Random, but smooth in time as trained networks are: deaf to the frequencies that turn more than once."""
+    model = DiT(config)
+    randomize(model, seed, std=0.15)
+    fast = config.time_scale * time_frequencies(config.frequency_shift, torch.device("cpu")) > 2 * math.pi
+    with torch.no_grad():
+        model.conditioning.time.enter.weight[:, torch.cat([fast, fast])] = 0.0
+    return Trained(config, {k: v.detach() for k, v in model.state_dict().items()}, *DDPM)
+
+
+def null_call(config: DiTConfig, weights: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
+    length, width = config.text_length or 1, config.text_width or 1
+    words = torch.zeros(B, length, dtype=torch.int64)
+    tokens = words if config.condition == "words" else torch.zeros(B, length, width)
+    condition = Condition(labels=words[:, 0], tokens=tokens, pooled=torch.zeros(B, width)).null()
+    with torch.inference_mode():
+        return network(config, weights)(x, config.time_scale * t, condition)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(B, 4, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def t() -> Tensor:
+    return torch.linspace(0.05, 0.95, B, dtype=torch.float64)
+
+
+def seed() -> torch.Generator:
+    return torch.Generator().manual_seed(9)
+
+
+def test_the_same_network_and_objective_is_a_copy() -> None:
+    old = trained(CLASSIC)
+    new, report = warm_start(old, CLASSIC, *DDPM, generator=seed())
+    assert report.count() == {"kept": len(old.weights)}
+    assert all(torch.equal(new.weights[k], old.weights[k]) for k in old.weights)
+
+
+@pytest.mark.parametrize("condition", ["none", "words", "pooled"])
+def test_another_condition_starts_as_the_unconditional_network(x: Tensor, t: Tensor, condition: str) -> None:
+    """The null label is folded into the time embedder: dropped, both networks answer the same."""
+    old = trained(CLASSIC)
+    extra = {"none": {}, "words": {"vocabulary": 9}, "pooled": {"text_width": 12}}[condition]
+    config = replace(CLASSIC, condition=condition, classes=None, **extra)
+    new, report = warm_start(old, config, *DDPM, generator=seed())
+    found, expected = null_call(config, new.weights, x, t), null_call(CLASSIC, old.weights, x, t)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    assert any(e.how == "dropped" and "labels" in e.source[0] for e in report.entries)
+
+
+def test_other_classes_start_as_the_null_label(x: Tensor, t: Tensor) -> None:
+    old = trained(CLASSIC)
+    config = replace(CLASSIC, classes=5)
+    new, _ = warm_start(old, config, *DDPM, generator=seed())
+    expected = null_call(CLASSIC, old.weights, x, t)
+    with torch.inference_mode():
+        found = network(config, new.weights)(x, 999 * t, Condition(labels=torch.tensor([0, 1, 2, 3, 4, 0])))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_single_to_classic_blocks_are_exact(x: Tensor, t: Tensor) -> None:
+    """Only the head's modulation is fitted; on a smooth curve of t the fit is close."""
+    old = trained(SINGLE)
+    new, report = warm_start(old, CLASSIC, *DDPM, generator=seed())
+    assert {e.key.split(".")[0] for e in report.entries if e.how == "fitted" and e.key} == {"head"}
+    fitted = max(e.residual for e in report.entries if e.residual is not None)
+    assert fitted < 0.02
+    found, expected = null_call(CLASSIC, new.weights, x, t), null_call(SINGLE, old.weights, x, t)
+    assert (found - expected).norm() / expected.norm() < 0.05
+
+
+def test_classic_to_single_is_exact_where_an_exact_answer_exists(x: Tensor, t: Tensor) -> None:
+    """Blocks that already share one map (different biases) are reproduced, and the residual says so."""
+    old = trained(CLASSIC)
+    shared = old.weights["blocks.0.modulation.weight"]
+    weights = dict(old.weights, **{f"blocks.{i}.modulation.weight": shared for i in range(CLASSIC.depth)})
+    new, report = warm_start(replace(old, weights=weights), SINGLE, *DDPM, generator=seed())
+    residuals = {e.key: e.residual for e in report.entries if e.how == "fitted"}
+    assert max(residuals[f"blocks.{i}.table"] for i in range(CLASSIC.depth)) < 1e-6
+    for i in range(CLASSIC.depth):
+        bias = new.weights["conditioning.modulation.bias"] + new.weights[f"blocks.{i}.table"].flatten()
+        torch.testing.assert_close(bias, weights[f"blocks.{i}.modulation.bias"], atol=1e-5, rtol=1e-5)
+
+
+def test_classic_to_single_beats_throwing_the_modulation_away(x: Tensor, t: Tensor) -> None:
+    """The fitted tables are nearer to the old modulation than none at all, and than fresh ones."""
+    old = trained(CLASSIC)
+    _, report = warm_start(old, SINGLE, *DDPM, generator=seed())
+    residuals = [e.residual for e in report.entries if e.key and e.key.endswith(".table") and "blocks" in e.key]
+    assert len(residuals) == CLASSIC.depth
+    assert all(0.0 < r < 1.0 for r in residuals if r is not None)
+
+
+def test_a_new_schedule_keeps_the_meaning_of_time(x: Tensor, t: Tensor) -> None:
+    """DDPM to flow: the trunk sees, at flow time t, the embedding of the DDPM step of equal signal-to-noise."""
+    old = trained(CLASSIC)
+    new, report = warm_start(old, CLASSIC, *FLOW, generator=seed())
+    # the head is zero now; lend it the old projection to look at the trunk
+    weights = {k: (old.weights if k.startswith("head.project") else new.weights)[k] for k in new.weights}
+    found = null_call(CLASSIC, weights, x, t)
+    expected = null_call(CLASSIC, old.weights, x, matched_time(LinearFlow(), DDPMBetas("linear"), t))
+    naive = null_call(CLASSIC, old.weights, x, t)
+    assert (found - expected).norm() < 0.1 * (naive - expected).norm()
+    how = {e.key: e.how for e in report.entries}
+    assert how["conditioning.time.leave.weight"] == "fitted"
+    assert how["head.project.weight"] == "re-initialised"
+    assert not new.weights["head.project.weight"].any()
+
+
+def test_hddm_keeps_the_time_embedder() -> None:
+    old = trained(CLASSIC)
+    new, report = warm_start(old, CLASSIC, *FLOW, generator=seed(), fit_time=False)
+    changed = {e.key for e in report.entries if e.how not in ("kept", "dropped")}
+    assert changed == {"head.project.weight", "head.project.bias"}
+
+
+def test_imagenet_ddpm_to_text_flow(x: Tensor, t: Tensor) -> None:
+    """HDDM's own conversion: classic labels DDPM to AdaLN-Single text flow. Every key is in the report once."""
+    old = trained(CLASSIC)
+    new, report = warm_start(old, TEXT, *FLOW, generator=seed())
+    keys = [e.key for e in report.entries if e.key is not None]
+    assert sorted(keys) == sorted(DiT(TEXT).state_dict())
+    assert report.count().keys() == {"kept", "derived", "fitted", "re-initialised", "dropped"}
+    assert not null_call(TEXT, new.weights, x, t).any(), "the final layer is new, so the first answer is zero"
+    printed = report.rows()
+    assert any(row[0] == "blocks.*.attention.qkv.weight x3" and row[2] == "kept" for row in printed)
+
+
+@pytest.mark.parametrize("change", [{"width": 64}, {"depth": 2}, {"heads": 4}, {"qk_norm": True}])
+def test_another_trunk_is_refused(change: dict[str, int]) -> None:
+    name = next(iter(change))
+    with pytest.raises(ValueError, match=f"{name} is .* make them equal"):
+        warm_start(trained(CLASSIC), replace(CLASSIC, **change), *FLOW, generator=seed())
+
+
+def test_a_warm_start_is_deterministic() -> None:
+    first, second = (warm_start(trained(CLASSIC), TEXT, *FLOW, generator=seed())[0] for _ in range(2))
+    assert all(torch.equal(first.weights[k], second.weights[k]) for k in first.weights)
+
+
+@torch.inference_mode()
+def test_sit_turned_around(x: Tensor, t: Tensor) -> None:
+    """SiT runs from noise at 0 to data at 1 and answers x0 - eps; ours from data to noise and eps - x0."""
+    state = official_dit()
+    config = replace(CLASSIC, out_channels=8, time_scale=1.0)
+    old = Trained(config, import_weights("dit", config, state, "test").weights, *FLOW)
+    report = Report()
+    new = keep_mean(reverse_time(old, report), report)
+    labels = torch.arange(B)
+    found = network(new.config, dict(new.weights))(x, t, Condition(labels=labels))
+    expected = -official_forward(state, x, (1.0 - t).float(), labels, heads=2)[:, :4]
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_matched_times_have_equal_signal_to_noise() -> None:
+    flow, ddpm = LinearFlow(), DDPMBetas("linear")
+    times = (torch.arange(FIT_TIMES, dtype=torch.float64) + 0.5) / FIT_TIMES
+    inside = (flow.log_snr(times) > ddpm.band[0]) & (flow.log_snr(times) < ddpm.band[1])
+    assert inside.float().mean() > 0.97
+    matched = matched_time(flow, ddpm, times)
+    torch.testing.assert_close(ddpm.log_snr(matched)[inside], flow.log_snr(times)[inside], atol=1e-9, rtol=1e-9)

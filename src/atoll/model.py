@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .artifacts import Store, UserError, find
+from .artifacts import Store, UserError, canonical_json, find, sha256_bytes
 from .data.space import LatentSpace, TextSpace
 from .data.text import load_text_encoder
 from .ensemble.load import Ensemble, load_ensemble
@@ -144,4 +144,8 @@ def load(place: str | Path, *, router: str | None = None, device: str | None = N
         expert = load_expert(store, on)
         return Model(expert, expert.card.latent, expert.card.text, expert.digest, on)
     ensemble = load_ensemble(store, router, on)
-    return Model(ensemble, ensemble.file.latent, ensemble.file.text, ensemble.file.digest(), on)
+    # the file names its own router; another one makes another model
+    digest = ensemble.file.digest()
+    if router is not None:
+        digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
+    return Model(ensemble, ensemble.file.latent, ensemble.file.text, digest, on)

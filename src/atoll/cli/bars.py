@@ -1,4 +1,4 @@
-"""Progress bars with rate and time left, for any stage that reports (task, done, total)."""
+"""Progress bars with a rate and the time left."""
 
 from __future__ import annotations
 
@@ -6,28 +6,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
-from ..data.progress import Progress as Report
+console = Console()
 
 
-class RateColumn(ProgressColumn):
+class Rate(ProgressColumn):
+    """Units per second, such as `1,250 images/s`."""
+
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f}/s")
+        return Text("" if speed is None else f"{speed:,.0f} {task.fields['unit']}/s", style="dim")
+
+
+class Bars:
+    """Bars that appear when their work begins: `bars("training", done, total)`."""
+
+    def __init__(self, progress: Progress, unit: str) -> None:
+        self._progress = progress
+        self._unit = unit
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, name: str, done: int, total: int | None) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, unit=self._unit)
+        self._progress.update(self._tasks[name], completed=done, total=total)
 
 
 @contextmanager
-def bars(console: Console | None = None) -> Iterator[Report]:
-    """A report function that draws one bar per task."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console or Console(stderr=True)) as progress:
-        tasks: dict[str, object] = {}
-
-        def report(task: str, done: int, total: int | None) -> None:
-            if task not in tasks:
-                tasks[task] = progress.add_task(task, total=total)
-            progress.update(tasks[task], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield report
+def bars(unit: str = "images", *, quiet: bool = False) -> Iterator[Bars]:
+    """Show bars while a stage works; with `quiet` they are counted and not shown."""
+    columns = (
+        TextColumn("{task.description:<22}"),
+        BarColumn(bar_width=32),
+        TextColumn("{task.percentage:>3.0f}%"),
+        Rate(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        yield Bars(progress, unit)

@@ -83,3 +83,10 @@ class Words:
     def _known(self) -> str:
         known = self.space.vocabulary or ()
         return ", ".join(known[:40]) + (f" and {len(known) - 40} more" if len(known) > 40 else "")
+
+
+def load_text_encoder(space: TextSpace) -> TextEncoder:
+    """The encoder that made a text space, to encode prompts with."""
+    if space.encoder == "words":
+        return Words(space)
+    raise UserError(f"text encoder {space.encoder!r}: not known to this atoll; use a newer one")

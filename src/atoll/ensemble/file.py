@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
+from ..artifacts import Artifact, Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..process import AnySchedule, LinearFlow
 
@@ -64,6 +64,16 @@ class EnsembleFile(BaseModel):
     def empty_clusters(self) -> list[int]:
         """Clusters no admitted expert holds."""
         return sorted(set(range(self.clusters)) - {member.cluster for member in self.experts})
+
+
+def register_router(run: Store, router: Artifact, name: str) -> EnsembleFile:
+    """Make a router the one the ensemble uses."""
+    file = find_ensemble(run)
+    if file is None:
+        raise UserError(f"{run}: holds no {NAME} to register the router in; admit an expert first")
+    if router.manifest.parents["partition"] != file.partition:
+        raise UserError(f"{router.store}: tells the clusters of another partition apart; train one for this run's")
+    return write_ensemble(run, file.model_copy(update={"router": RouterRef(path=name, digest=router.digest)}))
 
 
 def find_ensemble(run: Store) -> EnsembleFile | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..artifacts import Artifact, Draft, canonical_json, reuse
 from ..ensemble.load import Ensemble
 from ..ensemble.mixture import GuidanceWeights
-from ..ensemble.record import RecordedRoute
+from ..ensemble.record import Record, RecordedRoute
 from ..model import Model, to_pil
 from ..partition.sheets import contact_sheet
 from ..sampling import image_seeds
@@ -55,16 +55,17 @@ def write_samples(
     torch.set_num_threads(settings.threads)
     seeds = image_seeds(settings.seed, len(settings.prompts))
     route = model.parse_route(settings.route)
-    recorded = None
+    who: Record | None = None
     if isinstance(model.body, Ensemble):
         assert route is not None
-        recorded = RecordedRoute(route, len(seeds), len(model.body.experts))
+        who = Record(len(seeds), len(model.body.experts))
+        route = RecordedRoute(route, who)
     latents = model.latents(
         settings.prompts,
         seeds,
         steps=settings.steps,
         guidance=settings.guidance,
-        route=recorded,
+        route=route,
         solver=settings.solver,
         grid=settings.grid,
         guidance_weights=settings.guidance_weights,
@@ -75,9 +76,9 @@ def write_samples(
     with Draft(out, KIND) as draft:
         save_file({"images": images}, draft.folder / "images.safetensors")
         record: dict[str, Any] = {"model": model.digest, **config["settings"], "seeds": seeds}
-        if recorded is not None:
-            record["experts_by_time"] = recorded.by_time()
-            record["expert_of_image"] = recorded.by_image().argmax(1).tolist()
+        if who is not None:
+            record["times"], record["experts_at_time"] = who.by_time()
+            record["expert_of_image"] = who.by_image().argmax(1).tolist()
         (draft.folder / "samples.json").write_bytes(canonical_json(record) + b"\n")
         if pictures:
             for i, picture in enumerate(to_pil(images)):

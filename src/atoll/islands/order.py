@@ -28,13 +28,13 @@ class ShardRef(BaseModel):
 class Acceptance(BaseModel):
     """What `admit` checks on the holdout, which no island has seen.
 
-    The yardstick is the squared error of the bridged velocity on the reference path. An expert must do better
-    on its own cluster than `better_than_mean` times the error of always answering with the cluster's mean.
+    The yardstick is the squared error of the bridged velocity on the reference path. On its own cluster an expert
+    must do better than the best guess of somebody who knows only the mean and variance of each latent value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     times: int = Field(16, gt=0, description="times per holdout sample")
-    better_than_mean: float = Field(1.0, gt=0)
+    better_than_gaussian: float = Field(1.0, gt=0, description="largest error, in units of the Gaussian's")
 
 
 class Order(BaseModel):

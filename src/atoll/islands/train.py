@@ -20,6 +20,7 @@ from ..models.dit import DiT
 from ..process import Condition, LinearFlow, NetworkDenoiser, fixed_times, velocity_error
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
+from ..training.lock import only_one
 from ..training.optimizer import adamw
 from ..training.seeds import generator, seed_from
 from ..training.step import micro_batches, report_due, take_step
@@ -73,7 +74,7 @@ def train(
     card = card_for(order)
     denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
     autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=plan.precision == "bfloat16")
-    with StopSignal() as stop:
+    with only_one(out / "state"), StopSignal() as stop:
         while state.images < plan.images:
             batch = min(plan.batch, plan.images - state.images)
             x0, condition, eps, t = draw(order, training_set, state.images, batch)

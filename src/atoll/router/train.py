@@ -26,6 +26,7 @@ from ..partition.assignment import clusters_of
 from ..process import Condition, LinearFlow, fixed_times, noisy
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
+from ..training.lock import only_one
 from ..training.optimizer import adamw
 from ..training.plan import Training
 from ..training.seeds import generator, seed_from
@@ -86,7 +87,7 @@ def train_router(
     ledger = checkpoints.restore(state)
 
     time_scale = plan.network.trunk.time_scale
-    with StopSignal() as stop:
+    with only_one(out / "state"), StopSignal() as stop:
         while state.images < training.images:
             batch = min(training.batch, training.images - state.images)
             rows = train_rows[sample_order(len(train_rows), training.seed, state.images, batch)]

@@ -1,0 +1,33 @@
+"""atoll admit: let a contribution into the ensemble."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..artifacts import Store
+from ..exchange.admit import admit as admit_one
+from .bars import console
+
+
+def admit(
+    contributions: Annotated[list[Path], typer.Argument(help="Expert folders as they came back")],
+    out: Annotated[str, typer.Option(help="The run that gave the orders")],
+) -> None:
+    """Check each expert as a stranger's, measure it on data no island has seen, and add it to ensemble.json.
+
+    Refused: another latent space or partition, wrong shapes, values that are not finite, digests that do not
+    match, an error on the holdout above a Gaussian's. Nothing is written for a refused expert.
+
+    Example:
+
+      atoll admit from-alice/ from-bob/ --out runs/flowers
+    """
+    for contribution in contributions:
+        result = admit_one(Store.at(out), contribution)
+        member, score = result.member, result.member.yardsticks
+        measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
+        state = "already admitted" if result.already else "admitted"
+        console.print(f"{state}: cluster {member.cluster}, {member.objective}{measured} -> [bold]{member.path}[/bold]")

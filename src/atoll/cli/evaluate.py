@@ -1,0 +1,59 @@
+"""atoll evaluate: sample every way to run the model, and measure them alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..artifacts import Artifact, Store, UserError, find
+from ..ensemble.routes import parse_route
+from ..evaluation.evaluate import MONOLITH, Arm, EvaluationPlan, arms_for
+from ..evaluation.evaluate import evaluate as run_evaluation
+from ..evaluation.report import write_report
+from .bars import bars, console
+from .tables import print_evaluation
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(help="The run")],
+    route: Annotated[list[str], typer.Option(help="Routes to compare; repeat it")] = ["top-1", "top-2"],  # noqa: B006
+    guidance: Annotated[list[float], typer.Option(help="Guidance scales to compare; repeat it")] = [2.0],  # noqa: B006
+    router: Annotated[list[str], typer.Option(help="Other router folders to compare, such as router-blind")] = [],  # noqa: B006
+    n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
+    steps: Annotated[int, typer.Option(help="Solver steps", min=1)] = 25,
+    solver: Annotated[str, typer.Option(help="How to integrate")] = "dpmpp_2m",
+    seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 2,
+    out: Annotated[str | None, typer.Option(help="The run itself, where an evaluation lies")] = None,
+) -> None:
+    """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
+
+    A run with a monolith (islands/monolith) has it measured too. Writes evaluation.json, report.html and samples.png.
+
+    Examples:
+
+      atoll evaluate runs/demo
+
+      atoll evaluate runs/demo --route top-1 --route full --guidance 1 --guidance 2 -n 2000
+    """
+    for name in route:
+        parse_route(name)
+    if out is not None and Store.at(out) != Store.at(run):
+        raise UserError(f"--out {out}: an evaluation lies in its run; leave it out or give {run}")
+    place = Store.at(run)
+    data = Artifact.open(place.child("data"), "data")
+    arms = arms_for(route, guidance)
+    for other in router:
+        arms += arms_for(route, guidance, router=other)
+    if find(place.child(*MONOLITH)) is not None:
+        arms += tuple(Arm(name=f"monolith-g{g:g}", model="monolith", guidance=g) for g in guidance)
+    scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
+    plan = EvaluationPlan(
+        arms=arms, count=n, seed=seed, steps=steps, solver=solver, threads=threads, feature_scale=scale
+    )
+    with bars("image steps") as bar:
+        result = run_evaluation(place, plan, progress=lambda arm, done, total: bar(f"painting {arm}", done, total))
+    write_report(place, result)
+    print_evaluation(result)
+    console.print(f"[bold]{place}/report.html[/bold]", soft_wrap=True)

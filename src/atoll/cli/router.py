@@ -1,0 +1,53 @@
+"""atoll router: train what fuses the experts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..artifacts import Artifact, Store, find
+from ..ensemble.file import find_ensemble, register_router
+from ..router.recipes import router_plan
+from ..router.train import train_router
+from .bars import bars, console
+from .settings import read_settings
+
+
+def router(
+    run: Annotated[str, typer.Argument(help="The run; its data and partition are all that is read")],
+    out: Annotated[str, typer.Option(help="Name of the router's folder in the run")] = "router",
+    blind: Annotated[bool, typer.Option(help="Let it see the noisy latent and the time only, not the prompt")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
+    overrides: Annotated[list[str], typer.Option("--set", help="Change a setting: training.images=200000")] = [],  # noqa: B006
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Save the state this often")] = 60.0,
+) -> None:
+    """Train a router for the run's partition. It needs no expert, so it can be trained before they come back.
+
+    If the run has an ensemble.json, the router called `router` is registered in it.
+
+    Examples:
+
+      atoll router runs/flowers
+
+      atoll router runs/flowers --blind --out router-blind --set training.images=500000
+    """
+    place = Store.at(run)
+    data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
+    plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=overrides)
+    there = find(place.child(out)) is not None
+    with bars() as bar:
+        artifact = train_router(
+            data,
+            partition,
+            place.child(out).path,
+            plan,
+            device=device,
+            checkpoint_seconds=checkpoint_seconds,
+            on_progress=lambda images, total: bar("training the router", images, total),
+        )
+    console.print(f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{place.child(out)}[/bold]")
+    if out == "router" and find_ensemble(place) is not None:
+        register_router(place, artifact, out)
+        console.print("registered in [bold]ensemble.json[/bold]")

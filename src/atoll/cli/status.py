@@ -1,0 +1,95 @@
+"""atoll status: what a run has, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..artifacts import Store, UserError, find
+from ..ensemble.file import EnsembleFile, find_ensemble
+from .bars import console
+
+
+def status(
+    run: Annotated[str, typer.Argument(help="The run")],
+    out: Annotated[str | None, typer.Option(help="Also write the table as JSON to this file")] = None,
+) -> None:
+    """Show every stage of a run: there or missing, its digest, and the command that makes what is missing.
+
+    Example:
+
+      atoll status runs/demo
+    """
+    place = Store.at(run)
+    if not place.exists():
+        raise UserError(f"{run}: no such run; check the path, or make one with `atoll demo --out {run}`")
+    rows = [*_artifacts(place), *_experts(place), *_files(place)]
+    table = Table(title=str(place), title_justify="left", header_style="bold")
+    for column in ("stage", "state", "digest", "what"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        state = "[green]there[/green]" if row["there"] else "[yellow]missing[/yellow]"
+        table.add_row(row["stage"], state, row["digest"][:12], row["what"])
+    console.print(table)
+    if out is not None:
+        Store.at(out).parent.write(Store.at(out).name, json.dumps(rows, indent=2).encode() + b"\n")
+
+
+def _row(stage: str, digest: str, what: str) -> dict[str, str | bool]:
+    return {"stage": stage, "there": bool(digest), "digest": digest, "what": what}
+
+
+def _artifacts(run: Store) -> list[dict[str, str | bool]]:
+    makers = {
+        "data": f"atoll prepare SOURCE --out {run}/data",
+        "partition": f"atoll partition {run}/data -k 8",
+        "orders": f"atoll plan {run}/data",
+        "router": f"atoll router {run}",
+    }
+    rows = []
+    for stage, command in makers.items():
+        artifact = find(run.child(stage))
+        if artifact is None:
+            rows.append(_row(stage, "", f"make it: {command}"))
+            continue
+        facts = {
+            "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
+            "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
+            "orders": lambda c: f"{len(c['chosen'])} orders: {', '.join(c['chosen'])}",
+            "router": lambda c: (
+                f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}"
+            ),
+        }
+        rows.append(_row(stage, artifact.digest, facts[stage](artifact.config)))
+    return rows
+
+
+def _experts(run: Store) -> list[dict[str, str | bool]]:
+    ensemble: EnsembleFile | None = find_ensemble(run)
+    if ensemble is None:
+        return [_row("experts", "", f"train the orders, then: atoll admit EXPERT --out {run}")]
+    rows = []
+    members = {member.cluster: member for member in ensemble.experts}
+    for cluster in range(ensemble.clusters):
+        if (member := members.get(cluster)) is not None:
+            score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
+            rows.append(_row(f"expert {cluster}", member.digest, f"{member.objective}{score}"))
+        else:
+            rows.append(
+                _row(f"expert {cluster}", "", f"train order {cluster:02d}, then: atoll admit EXPERT --out {run}")
+            )
+    return rows
+
+
+def _files(run: Store) -> list[dict[str, str | bool]]:
+    ensemble = find_ensemble(run)
+    rows = [
+        _row("ensemble", ensemble.digest() if ensemble else "", "the model" if ensemble else "admit an expert first")
+    ]
+    for name in ("evaluation.json", "report.html", "samples.png"):
+        there = run.exists(name)
+        rows.append(_row(name, "file" if there else "", "" if there else f"make it: atoll evaluate {run}"))
+    return rows

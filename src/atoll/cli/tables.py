@@ -1,0 +1,44 @@
+"""Tables more than one verb prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from .bars import console
+
+
+def print_evaluation(evaluation: dict[str, Any]) -> None:
+    """The arms, the floors, and where the ensemble stands against the monolith."""
+    table = Table(title="Quality", title_justify="left", header_style="bold")
+    for column in ("model", "router", "route"):
+        table.add_column(column)
+    for column in ("guidance", "recognised", "Frechet", "nearest real"):
+        table.add_column(column, justify="right")
+    for arm in evaluation["arms"]:
+        router = "" if arm["model"] != "ensemble" else "blind" if arm["router"] else "sees the prompt"
+        recognised = "" if arm["recognised"] is None else f"{arm['recognised']:.1%}"
+        table.add_row(
+            arm["model"],
+            router,
+            arm["route"] or "",
+            f"{arm['guidance']:g}",
+            recognised,
+            f"{arm['frechet']:.1f}",
+            f"{arm['nearest_median']:.2f}",
+        )
+    floors, count = evaluation["floors"], evaluation["plan"]["count"]
+    accuracy = floors["recogniser_accuracy"]
+    table.add_section()
+    real = f"{floors['nearest_leave_one_out_median']:.2f}"
+    right = "" if accuracy is None else f"{accuracy:.1%}"
+    table.add_row("real: half against half", "", "", "", right, f"{floors['frechet_half_against_half']:.1f}", real)
+    table.add_row(f"real: {count:,} against all", "", "", "", "", f"{floors['frechet_count_against_all']:.1f}", "")
+    console.print(table)
+    for guidance, row in (evaluation["against_monolith"] or {}).items():
+        word = "ahead of" if row["ratio"] <= 1 else "behind"
+        console.print(
+            f"{guidance}: the ensemble ({row['route']}) is {word} the monolith, "
+            f"Frechet {row['ensemble']:.1f} / {row['monolith']:.1f} = [bold]{row['ratio']:.2f}[/bold]"
+        )

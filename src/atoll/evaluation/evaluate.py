@@ -1,0 +1,194 @@
+"""The evaluation protocol: paint the same prompts from the same noise with every arm, and measure them alike.
+
+An arm is one way to sample one model. Image i of every arm has the same prompt and the same seed, so arms are
+compared on equal noise. Beside the arms stand the floors: what real data scores against real data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from ..artifacts import Artifact, Store, UserError
+from ..data.index import Index
+from ..data.shards import ShardSet
+from ..model import load
+from ..partition.features import load_extractor
+from .metrics import Features, Recogniser, frechet_distance, nearest_distances
+from .samples import SampleSettings, read_samples, write_samples
+
+NAME = "evaluation.json"
+MONOLITH = ("islands", "monolith", "expert")  # where a run keeps the one it is compared with
+Progress = Callable[[str, int, int], None]  # (arm, image-steps done, image-steps in all)
+
+
+class Arm(BaseModel):
+    """One way to sample: a model of the run, a router, a route and a guidance scale."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="folder of its samples below samples/")
+    model: Literal["ensemble", "monolith"] = "ensemble"
+    router: str | None = Field(None, description="another router folder than the ensemble's own, such as router-blind")
+    route: str | None = None
+    guidance: float
+
+
+class EvaluationPlan(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    arms: tuple[Arm, ...] = Field(min_length=1)
+    count: int = Field(1000, gt=1, description="samples per arm")
+    seed: int = 0
+    steps: int = Field(50, gt=0)
+    solver: str = "dpmpp_2m"
+    grid: str = "uniform"
+    batch: int = Field(500, gt=0)
+    threads: int = Field(1, gt=0)
+    feature_scale: float = Field(1.0, gt=0, description="features are multiplied by it: 16 counts ink as the digits do")
+
+    def settings(self, arm: Arm, prompts: Sequence[str]) -> SampleSettings:
+        return SampleSettings(
+            prompts=tuple(prompts),
+            seed=self.seed,
+            steps=self.steps,
+            guidance=arm.guidance,
+            route=arm.route,
+            solver=self.solver,
+            grid=self.grid,
+            batch=self.batch,
+            threads=self.threads,
+        )
+
+
+def arms_for(routes: Sequence[str], guidances: Sequence[float], *, router: str | None = None) -> tuple[Arm, ...]:
+    """Every route at every guidance, for the ensemble with one router."""
+    label = "" if router is None else f"-{router}"
+    return tuple(
+        Arm(name=f"{route}-g{guidance:g}{label}", router=router, route=route, guidance=guidance)
+        for guidance in guidances
+        for route in routes
+    )
+
+
+def evaluate(run: Store, plan: EvaluationPlan, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Sample every arm (those already there are kept), measure, and write evaluation.json into the run."""
+    data = Artifact.open(run.child("data"), "data")
+    real = RealData(data, plan.feature_scale)
+    prompts, wanted = real.prompts(plan.count)
+
+    arms, models = [], {}
+    for arm in plan.arms:
+        place = run.child(*MONOLITH) if arm.model == "monolith" else run
+        model = load(place.url, router=arm.router if arm.model == "ensemble" else None)
+
+        def on_step(done: int, total: int, name: str = arm.name) -> None:
+            if progress is not None:
+                progress(name, done, total)
+
+        out = run.child("samples", arm.name).path
+        artifact = write_samples(model, plan.settings(arm, prompts), out, pictures=False, progress=on_step)
+        images, _ = read_samples(artifact)
+        models[arm.model] = model.digest
+        arms.append({**arm.model_dump(mode="json"), "samples": artifact.digest, **real.measure(images, wanted)})
+
+    result = {
+        "schema_version": 1,
+        "plan": plan.model_dump(mode="json"),
+        "data": data.digest,
+        "models": models,
+        "features": data.config["features"]["extractor"],
+        "floors": real.floors(plan.count),
+        "arms": arms,
+        "against_monolith": against_monolith(arms),
+    }
+    run.write(NAME, json.dumps(result, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n")
+    return result
+
+
+class RealData:
+    """The real features and labels, and everything that is measured against them."""
+
+    def __init__(self, data: Artifact, scale: float) -> None:
+        index = Index.of(data)
+        samples = ShardSet([data.file(name) for name in data.names("shards/")])
+        self._extractor = load_extractor(data.config["features"]["extractor"], "cpu")
+        self._scale = scale
+        self.features: Features = samples.features(torch.arange(len(samples))).double().numpy() * scale
+        self.train = self.features[index.rows("train")]
+        self.labels = index.labels
+        self._captions = index.captions
+        self.recogniser = Recogniser.fitted(self.features, self.labels) if (self.labels >= 0).all() else None
+
+    def prompts(self, count: int) -> tuple[list[str], np.ndarray | None]:
+        """`count` captions of the data, every different one in turn, with the label each stands for."""
+        label_of: dict[str, set[int]] = {}
+        for captions, label in zip(self._captions, self.labels.tolist(), strict=True):
+            for caption in captions:
+                label_of.setdefault(caption, set()).add(label)
+        distinct = sorted(label_of, key=lambda caption: (min(label_of[caption]), caption))
+        if not distinct:
+            return [""] * count, None
+        prompts = [distinct[i % len(distinct)] for i in range(count)]
+        if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
+            return prompts, None
+        return prompts, np.array([min(label_of[prompt]) for prompt in prompts])
+
+    def measure(self, images: Tensor, wanted: np.ndarray | None) -> dict[str, float | None]:
+        """Every metric of one set of generated images uint8 [N, C, H, W]."""
+        features = self._extractor.extract(images).double().numpy() * self._scale
+        recognised = (
+            None if wanted is None or self.recogniser is None else self.recogniser.share_right(features, wanted)
+        )
+        return {
+            "recognised": recognised,
+            "frechet": frechet_distance(features, self.features),
+            "nearest_median": float(np.median(nearest_distances(features, self.train))),
+        }
+
+    def floors(self, count: int) -> dict[str, float | None]:
+        """What real data scores: rows are in id order, and ids are hashes, so any slice is a random sample."""
+        half = len(self.features) // 2
+        return {
+            "frechet_half_against_half": frechet_distance(self.features[:half], self.features[half:]),
+            "frechet_count_against_all": frechet_distance(self.features[:count], self.features),
+            "nearest_leave_one_out_median": float(
+                np.median(nearest_distances(self.train, self.train, leave_one_out=True))
+            ),
+            "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
+        }
+
+
+def against_monolith(arms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """At each guidance the monolith was sampled at: its distance, the better of top-1 and top-2, and their ratio."""
+    table = {}
+    for monolith in (arm for arm in arms if arm["model"] == "monolith"):
+        rivals = [
+            arm
+            for arm in arms
+            if arm["model"] == "ensemble"
+            and arm["router"] is None
+            and arm["route"] in ("top-1", "top-2")
+            and arm["guidance"] == monolith["guidance"]
+        ]
+        if rivals:
+            best = min(rivals, key=lambda arm: arm["frechet"])
+            table[f"guidance {monolith['guidance']:g}"] = {
+                "monolith": monolith["frechet"],
+                "ensemble": best["frechet"],
+                "route": best["route"],
+                "ratio": best["frechet"] / monolith["frechet"],
+            }
+    return table or None
+
+
+def read_evaluation(run: Store) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(run.read(NAME))
+    except FileNotFoundError as error:
+        raise UserError(f"{run}: has no {NAME}; run `atoll evaluate {run}` first") from error
+    return result

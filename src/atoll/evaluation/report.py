@@ -1,0 +1,251 @@
+"""report.html: one file that shows who painted what, how well, and why it is exact."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from ..artifacts import Artifact, Store, find
+from ..ensemble.file import EnsembleFile, find_ensemble
+from .evaluate import MONOLITH
+from .figures import data_uri, expert_colour, heat_map, lines, painted_sheet
+from .samples import read_samples
+
+PER_PROMPT = 12  # images of each prompt shown for an arm
+PROMPTS = 10
+
+
+def write_report(run: Store, evaluation: dict[str, Any]) -> None:
+    """Write report.html and samples.png into the run."""
+    page = Page(run, evaluation)
+    template = Template(resources.files(__package__).joinpath("report.html").read_text())
+    html = template.substitute(
+        title=escape(run.name),
+        summary=page.summary(),
+        samples=page.samples(),
+        clusters=page.clusters(),
+        heat=page.heat(),
+        router=page.router(),
+        curves=page.curves(),
+        numbers=page.numbers(),
+        verdict=page.verdict(),
+        settings=page.settings(),
+    )
+    run.write("report.html", html.encode())
+    stream = io.BytesIO()
+    page.hero(tile=48).save(stream, format="PNG", optimize=True)
+    run.write("samples.png", stream.getvalue())
+
+
+@dataclass(frozen=True)
+class Painted:
+    """One arm's images and how they came about."""
+
+    arm: dict[str, Any]
+    images: Tensor
+    record: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        if self.arm["model"] == "monolith":
+            return f"monolith, guidance {self.arm['guidance']:g}"
+        blind = ", blind router" if self.arm["router"] else ""
+        return f"{self.arm['route']}, guidance {self.arm['guidance']:g}{blind}"
+
+    def sheet(self, tile: int, per_prompt: int = PER_PROMPT) -> Image.Image:
+        """Up to ten prompts, one row each."""
+        by_prompt: dict[str, list[int]] = {}
+        for i, prompt in enumerate(self.record["prompts"]):
+            by_prompt.setdefault(prompt, []).append(i)
+        shown = dict(list(by_prompt.items())[:PROMPTS])
+        rows = [indices[:per_prompt] for indices in shown.values()]
+        return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=list(shown))
+
+
+class Page:
+    """The sections of the report, each a piece of HTML."""
+
+    def __init__(self, run: Store, evaluation: dict[str, Any]) -> None:
+        self.run = run
+        self.evaluation = evaluation
+        ensemble = find_ensemble(run)
+        assert ensemble is not None, "a report is written for an ensemble"
+        self.ensemble: EnsembleFile = ensemble
+        self.painted = []
+        for arm in evaluation["arms"]:
+            images, record = read_samples(Artifact.open(run.child("samples", arm["name"]), "samples"))
+            self.painted.append(Painted(arm, images, record))
+
+    def names(self) -> list[str]:
+        return [f"{m.cluster}: {m.objective.split(' ')[0]}" for m in self.ensemble.experts]
+
+    def hero(self, tile: int) -> Image.Image:
+        """The best ensemble arm of the evaluation."""
+        arms = [p for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
+        best = max(arms, key=lambda p: (p.arm["recognised"] or 0.0, -p.arm["frechet"]))
+        return best.sheet(tile)
+
+    def summary(self) -> str:
+        kinds = [member.objective for member in self.ensemble.experts]
+        counts = ", ".join(f"{kinds.count(kind)} with {escape(kind)}" for kind in dict.fromkeys(kinds))
+        arms = [p.arm for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
+        right = max((arm["recognised"] or 0.0 for arm in arms), default=0.0)
+        seen = f" A classifier recognises up to {right:.1%} of their images as what was asked for." if right else ""
+        return (
+            f"{len(kinds)} experts, {counts}, each trained alone in a process of its own on one cluster of the data. "
+            f"They have never exchanged a gradient, a weight or a sample. A router that sees the noisy image, the time "
+            f"and the prompt fuses them.{seen}"
+        )
+
+    def samples(self) -> str:
+        legend = "".join(
+            f'<span class="key"><i style="background:{expert_colour(m.cluster)}"></i>expert {m.cluster} '
+            f"<small>{escape(m.objective)}</small></span>"
+            for m in self.ensemble.experts
+        )
+        sheets = "".join(
+            f'<figure><img class="pixels" src="{data_uri(p.sheet(tile=24))}" alt="samples: {escape(p.title)}">'
+            f"<figcaption>{escape(p.title)}</figcaption></figure>"
+            for p in self._in_order()
+        )
+        return f'<p class="legend">{legend}</p><div class="gallery">{sheets}</div>'
+
+    def _in_order(self) -> list[Painted]:
+        """Ensemble routes first, the monolith beside them, blind routers last; stronger guidance first."""
+        rank = {"ensemble": 0, "monolith": 1}
+        return sorted(
+            self.painted, key=lambda p: (-p.arm["guidance"], bool(p.arm["router"]), rank[p.arm["model"]], p.arm["name"])
+        )
+
+    def clusters(self) -> str:
+        partition = Artifact.open(self.run.child("partition"), "partition")
+        sizes = json.loads(partition.read("sizes.json"))["clusters"]
+        cards = []
+        for member in self.ensemble.experts:
+            sheet = Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))
+            score = member.yardsticks
+            measured = (
+                ""
+                if score is None
+                else f"<br>holdout error <b>{score.inside:.3f}</b>, outside its cluster "
+                f"{'-' if score.outside is None else f'{score.outside:.3f}'}, a Gaussian's {score.gaussian:.3f}"
+            )
+            cards.append(
+                f'<figure class="card" style="border-top-color:{expert_colour(member.cluster)}">'
+                f'<img src="{data_uri(sheet)}" alt="real samples of cluster {member.cluster}">'
+                f"<figcaption><b>cluster {member.cluster}</b>, {sizes[member.cluster]['train']:,} training images"
+                f"<br>{escape(member.objective)}{measured}</figcaption></figure>"
+            )
+        return f'<div class="cards">{"".join(cards)}</div>'
+
+    def heat(self) -> str:
+        maps = []
+        for p in self._in_order():
+            if "times" in p.record and not p.arm["router"]:
+                chart = heat_map(p.record["times"], p.record["experts_at_time"], self.names())
+                maps.append(f"<figure>{chart}<figcaption>{escape(p.title)}</figcaption></figure>")
+        return f'<div class="charts">{"".join(maps[:4])}</div>'
+
+    def router(self) -> str:
+        curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+        for folder, label in (("router", "sees the prompt"), ("router-blind", "blind router")):
+            artifact = find(self.run.child(folder))
+            if artifact is None:
+                continue
+            table = json.loads(artifact.read("accuracy.json"))
+            curves[label] = (table["t"], table["accuracy"])
+            if folder == "router":
+                curves["the same router, prompt dropped"] = (table["t"], table["accuracy_unconditional"])
+        chart = lines(curves, x="t, from data (0) to noise (1)", y="right cluster, unseen samples", percent=True)
+        return f"<figure>{chart}</figure>"
+
+    def curves(self) -> str:
+        experts = {
+            f"expert {m.cluster} ({m.objective.split(' ')[0]})": self.run.child(*m.path.split("/"))
+            for m in self.ensemble.experts
+        }
+        places = experts | {"monolith": self.run.child(*MONOLITH)}
+        colours = {name: expert_colour(k) for k, name in enumerate(experts)} | {"monolith": "#1f2933"}
+        charts = []
+        for key, label in (
+            ("yardstick", "velocity error on the validation set"),
+            ("loss", "training loss, own objective"),
+        ):
+            curves = {}
+            for name, place in places.items():
+                artifact = find(place)
+                rows = (
+                    [] if artifact is None else [json.loads(row) for row in artifact.read("metrics.jsonl").splitlines()]
+                )
+                rows = [row for row in rows if key in row]
+                if rows:
+                    # images as a share of the budget: the monolith sees K times as many
+                    curves[name] = ([row["images"] / rows[-1]["images"] for row in rows], [row[key] for row in rows])
+            chart = lines(curves, x="share of the budget", y=label, colours=colours, dashed=["monolith"], log=True)
+            charts.append(f"<figure>{chart}</figure>")
+        return f'<div class="charts">{"".join(charts)}</div>'
+
+    def numbers(self) -> str:
+        rows = []
+        for p in self._in_order():
+            arm = p.arm
+            cells = [p.title, _percent(arm["recognised"]), f"{arm['frechet']:.1f}", f"{arm['nearest_median']:.2f}"]
+            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        floors, count = self.evaluation["floors"], self.evaluation["plan"]["count"]
+        real = [
+            (
+                "real: one half against the other",
+                _percent(floors["recogniser_accuracy"]) + " (unseen, 5-fold)",
+                f"{floors['frechet_half_against_half']:.1f}",
+                f"{floors['nearest_leave_one_out_median']:.2f} (leave one out)",
+            ),
+            (f"real: {count:,} against all", "", f"{floors['frechet_count_against_all']:.1f}", ""),
+        ]
+        floor_rows = "".join('<tr class="floor">' + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in real)
+        head = (
+            "<tr><th>arm</th><th>recognised as asked</th><th>Frechet distance</th><th>nearest training image</th></tr>"
+        )
+        return f"<table>{head}{''.join(rows)}{floor_rows}</table>"
+
+    def verdict(self) -> str:
+        table = self.evaluation["against_monolith"]
+        if not table:
+            return "<p>No monolith was trained; <code>atoll demo --compare</code> adds one.</p>"
+        lines_ = []
+        for guidance, row in sorted(table.items()):
+            word = "ahead of" if row["ratio"] <= 1 else "<b>behind</b>"
+            lines_.append(
+                f"<li>At {escape(guidance)} the ensemble ({row['route']}) is {word} the monolith: Frechet distance "
+                f"{row['ensemble']:.1f} against {row['monolith']:.1f}, ratio <b>{row['ratio']:.2f}</b>.</li>"
+            )
+        return (
+            "<p>The monolith has an expert's architecture and number of steps, and K times its batch: as many images "
+            f"in all as the experts together.</p><ul>{''.join(lines_)}</ul>"
+        )
+
+    def settings(self) -> str:
+        plan = self.evaluation["plan"]
+        shown = {
+            "command": f"atoll evaluate {self.run.name}",
+            "seed": plan["seed"],
+            "samples per arm": plan["count"],
+            "solver": f"{plan['solver']}, {plan['steps']} steps, {plan['grid']} grid",
+            "features": f"{self.evaluation['features']}, times {plan['feature_scale']:g}",
+            "ensemble": self.ensemble.digest(),
+            "data": self.evaluation["data"],
+        }
+        rows = "".join(f"<tr><td>{escape(k)}</td><td><code>{escape(str(v))}</code></td></tr>" for k, v in shown.items())
+        return f"<table>{rows}</table>"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"

@@ -1,0 +1,113 @@
+"""Run islands on this machine: each an operating-system process of its own, in a folder of its own.
+
+What an island is handed is what a contributor would download: its order and its cluster's shards, copied into
+an inbox. Processes share no memory and return nothing; they leave files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..artifacts import Store, UserError, find, verify_file
+from .order import read_order
+from .train import fetch
+
+Progress = Callable[[str, int, int], None]  # (island, images, total)
+
+
+@dataclass(frozen=True)
+class Island:
+    """One island's folder: inbox/ is what it was handed, expert/ what it leaves."""
+
+    name: str
+    folder: Path
+    order: Path
+    images: int
+
+    @property
+    def expert(self) -> Path:
+        return self.folder / "expert"
+
+    @property
+    def done(self) -> bool:
+        return find(self.expert) is not None
+
+
+def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") -> Island:
+    """Copy one order and its shards into `folder/inbox`, laid out as in the run, each file checked."""
+    order, _ = read_order(f"{run}/{orders}/{order_name}.json")
+    inbox = folder / "inbox"
+    for ref in order.shards:
+        target = inbox / ref.path
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f".{target.name}.partial")
+            shutil.copyfile(fetch(run, ref.path, ref.sha256), partial)
+            partial.replace(target)
+        verify_file(target, ref.sha256)
+    Store.at(inbox).child("orders").write(f"{order_name}.json", order.to_bytes())
+    return Island(order_name, folder, inbox / "orders" / f"{order_name}.json", order.training.images)
+
+
+def run_islands(
+    islands: Sequence[Island], *, parallel: int, checkpoint_seconds: float = 10.0, on_progress: Progress | None = None
+) -> None:
+    """Train every island that has no expert yet, `parallel` at a time; returns when all have one.
+
+    If this process dies, its islands die with it (they are tethered to a pipe), and the same call goes on.
+    """
+    waiting = [island for island in islands if not island.done]
+    running: dict[Island, subprocess.Popen[bytes]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                island = waiting.pop(0)
+                running[island] = start(island, checkpoint_seconds)
+            time.sleep(0.2)
+            for island, process in list(running.items()):
+                if on_progress is not None:
+                    on_progress(island.name, images_seen(island), island.images)
+                if process.poll() is not None:
+                    del running[island]
+                    check_exit(island, process.returncode)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def start(island: Island, checkpoint_seconds: float) -> subprocess.Popen[bytes]:
+    """The real verb, in the island's own folder, with its own error log."""
+    command = [sys.executable, "-m", "atoll", "train", str(island.order), "--out", str(island.expert), "--quiet"]
+    command += ["--checkpoint-seconds", str(checkpoint_seconds), "--tethered"]
+    island.folder.mkdir(parents=True, exist_ok=True)
+    # the island sets its own thread count; libraries that start theirs at import must not take all cores
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (island.folder / "errors.log").open("wb") as errors:
+        return subprocess.Popen(
+            command, cwd=island.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=environment
+        )
+
+
+def check_exit(island: Island, code: int) -> None:
+    if code != 0 or not island.done:
+        lines = (island.folder / "errors.log").read_text(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {code}"
+        raise UserError(f"island {island.name} failed: {reason} (all of it in {island.folder / 'errors.log'})")
+
+
+def images_seen(island: Island) -> int:
+    """How far an island is, from its log."""
+    try:
+        last = (island.expert / "log.jsonl").read_text().splitlines()[-1]
+        return int(json.loads(last)["images"])
+    except (FileNotFoundError, IndexError, ValueError):
+        return 0  # not started yet, or a line half written

@@ -140,7 +140,7 @@ def test_a_new_schedule_keeps_the_meaning_of_time(x: Tensor, t: Tensor) -> None:
 
 def test_hddm_keeps_the_time_embedder() -> None:
     old = trained(CLASSIC)
-    new, report = warm_start(old, CLASSIC, *FLOW, generator=seed(), fit_time=False)
+    _, report = warm_start(old, CLASSIC, *FLOW, generator=seed(), fit_time=False)
     changed = {e.key for e in report.entries if e.how not in ("kept", "dropped")}
     assert changed == {"head.project.weight", "head.project.bias"}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .artifacts import Artifact, Store
 from .data.prepare import PrepareConfig, prepare
+from .data.progress import Progress
 from .ensemble.file import register_router
 from .evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate
 from .evaluation.report import write_report
@@ -21,8 +21,6 @@ from .planning.recipes import PlanConfig, recipe
 from .planning.stage import plan
 from .router.recipes import router_plan
 from .router.train import train_router
-
-Stage = Callable[[str, int, int | None], None]  # (what, done, of how many)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,9 @@ def tiny_size() -> Size:
     return Size(orders, router_images=1280, samples=40, steps=4)
 
 
-def demo(run: Store, *, seed: int = 0, compare: bool = False, size: Size | None = None, show: Stage) -> dict[str, Any]:
+def demo(
+    run: Store, *, seed: int = 0, compare: bool = False, size: Size | None = None, show: Progress
+) -> dict[str, Any]:
     """Make a run out of the built-in digits and return its evaluation; whatever is there already is kept."""
     size = size or demo_size()
     cores = min(2, os.cpu_count() or 1)
@@ -94,7 +94,7 @@ def comparison_arms() -> tuple[Arm, ...]:
     return arms_for(routes, guidances) + arms_for(["top-1", "top-2"], guidances, router="router-blind") + monolith
 
 
-def train_islands(islands: list[Island], cores: int, show: Stage) -> None:
+def train_islands(islands: list[Island], cores: int, show: Progress) -> None:
     """All islands, as many at a time as there are cores, shown as one bar over all of their images."""
     seen = {island.name: island.images if island.done else 0 for island in islands}
     total = sum(island.images for island in islands)
@@ -108,7 +108,9 @@ def train_islands(islands: list[Island], cores: int, show: Stage) -> None:
         on_progress(island.name, island.images, total)
 
 
-def train_monolith(run: Store, data: Artifact, clusters: Artifact, orders: PlanConfig, cores: int, show: Stage) -> None:
+def train_monolith(
+    run: Store, data: Artifact, clusters: Artifact, orders: PlanConfig, cores: int, show: Progress
+) -> None:
     """One expert on everything, by DDM's protocol; `evaluate` finds it in RUN/islands/monolith/expert."""
     folder = f"orders-{MONOLITH}"
     plan_monolith(data.store, clusters.store, run.child(folder), orders, threads=cores)
@@ -117,7 +119,7 @@ def train_monolith(run: Store, data: Artifact, clusters: Artifact, orders: PlanC
 
 
 def fit_router(
-    run: Store, data: Artifact, clusters: Artifact, name: str, size: Size, seed: int, *, blind: bool, show: Stage
+    run: Store, data: Artifact, clusters: Artifact, name: str, size: Size, seed: int, *, blind: bool, show: Progress
 ) -> Artifact:
     plan = router_plan(data, clusters, blind=blind, seed=seed)
     training = plan.training.model_copy(update={"images": size.router_images})

@@ -5,12 +5,14 @@ Verbs are imported when they are asked for: torch takes seconds to load, and `at
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
+from typing import NoReturn
 
-import click
 import typer
 
+from .. import __version__
 from ..artifacts import UserError
 
 # verb -> (who uses it, what it does in one line); its module has its name
@@ -30,56 +32,36 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("Researcher", "Turn an expert into a diffusers folder."),
 }
 
-
-class Verbs(click.Group):
-    """A group whose commands are loaded by name."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
-            return None
-        module = importlib.import_module(f".{name}", __name__)
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-        app.command(name, no_args_is_help=False)(getattr(module, name))
-        command: click.Command = typer.main.get_command(app)
-        command.name = name
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for who in dict.fromkeys(who for who, _ in VERBS.values()):
-            with formatter.section(who):
-                formatter.write_dl([(name, line) for name, (user, line) in VERBS.items() if user == who])
+# what typer raises for a wrong option; its place has moved between versions, its kin has not
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
 
 
-HELP = """Train one diffusion model on islands of compute that never talk to each other.
-
-\b
-  atoll demo                                             see it work
-  atoll sample runs/demo --prompt "a handwritten three"  paint with it
-  atoll VERB --help                                      options and examples of one verb
-"""
-
-
-@click.group(cls=Verbs, help=HELP, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(package_name="atoll-diffusion", prog_name="atoll")
-def root() -> None:
-    pass
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run a verb; a user's mistake is one line on standard error and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print_help()
+    elif arguments[0] == "--version":
+        typer.echo(f"atoll {__version__}")
+    elif arguments[0] in VERBS:
+        run_verb(arguments[0], arguments[1:])
+    else:
+        close = difflib.get_close_matches(arguments[0], VERBS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(VERBS)}"
+        fail(f"no such verb {arguments[0]!r}: {hint}", 2)
+
+
+def run_verb(verb: str, arguments: list[str]) -> None:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    module = importlib.import_module(f".{verb}", __name__)
+    app.command()(getattr(module, verb))
     try:
-        root.main(prog_name="atoll", standalone_mode=False)
+        app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
     except UserError as error:
         fail(str(error), 2)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else "")
-    except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "atoll"
-        fail(f"{error.format_message()} (see `{where} --help`)", 2)
-    except (KeyboardInterrupt, click.Abort):
+    except UsageError as error:
+        fail(f"{error.format_message()} (see `atoll {verb} --help`)", 2)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
         fail("interrupted; run the same command to go on", 130)
     except Exception as error:
         from ..training.stopping import StopRequested
@@ -89,6 +71,24 @@ def main() -> None:
         fail(str(error), 143)
 
 
-def fail(message: str, code: int) -> None:
-    click.echo(f"atoll: {message}", err=True)
+def print_help() -> None:
+    """Who uses which verb, and two commands to start with."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print("Train one diffusion model on islands of compute that never talk to each other.\n")
+    console.print("  [bold]atoll demo[/bold]                                             see it work")
+    console.print('  [bold]atoll sample runs/demo --prompt "a handwritten three"[/bold]  paint with it')
+    console.print("  [bold]atoll VERB --help[/bold]                                      its options, with examples\n")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    last = ""
+    for verb, (who, line) in VERBS.items():
+        table.add_row(f"[dim]{who if who != last else ''}[/dim]", f"[bold]{verb}[/bold]", line)
+        last = who
+    console.print(table)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"atoll: {message}", err=True)
     sys.exit(code)

@@ -37,10 +37,10 @@ class Bars:
         self._unit = unit
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, name: str, done: int, total: int | None) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, unit=self._unit)
-        self._progress.update(self._tasks[name], completed=done, total=total)
+    def __call__(self, task: str, done: int, total: int | None) -> None:
+        if task not in self._tasks:
+            self._tasks[task] = self._progress.add_task(task, total=total, unit=self._unit)
+        self._progress.update(self._tasks[task], completed=done, total=total)
 
 
 @contextmanager

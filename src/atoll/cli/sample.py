@@ -55,7 +55,7 @@ def sample(
         seed=seed,
         steps=steps,
         guidance=guidance if model.text is not None else 1.0,
-        guidance_weights=guidance_weights,  # type: ignore[arg-type]  # checked above
+        guidance_weights=guidance_weights,
         route=route or model.default_route,
         solver=solver,
         batch=batch,

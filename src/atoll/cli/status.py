@@ -31,18 +31,18 @@ def status(
     for column in ("stage", "state", "digest", "what"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        state = "[green]there[/green]" if row["there"] else "[yellow]missing[/yellow]"
+        state = "[green]there[/green]" if row["digest"] else "[yellow]missing[/yellow]"
         table.add_row(row["stage"], state, row["digest"][:12], row["what"])
     console.print(table)
     if out is not None:
         Store.at(out).parent.write(Store.at(out).name, json.dumps(rows, indent=2).encode() + b"\n")
 
 
-def _row(stage: str, digest: str, what: str) -> dict[str, str | bool]:
-    return {"stage": stage, "there": bool(digest), "digest": digest, "what": what}
+def _row(stage: str, digest: str, what: str) -> dict[str, str]:
+    return {"stage": stage, "digest": digest, "what": what}
 
 
-def _artifacts(run: Store) -> list[dict[str, str | bool]]:
+def _artifacts(run: Store) -> list[dict[str, str]]:
     makers = {
         "data": f"atoll prepare SOURCE --out {run}/data",
         "partition": f"atoll partition {run}/data -k 8",
@@ -67,7 +67,7 @@ def _artifacts(run: Store) -> list[dict[str, str | bool]]:
     return rows
 
 
-def _experts(run: Store) -> list[dict[str, str | bool]]:
+def _experts(run: Store) -> list[dict[str, str]]:
     ensemble: EnsembleFile | None = find_ensemble(run)
     if ensemble is None:
         return [_row("experts", "", f"train the orders, then: atoll admit EXPERT --out {run}")]
@@ -84,7 +84,7 @@ def _experts(run: Store) -> list[dict[str, str | bool]]:
     return rows
 
 
-def _files(run: Store) -> list[dict[str, str | bool]]:
+def _files(run: Store) -> list[dict[str, str]]:
     ensemble = find_ensemble(run)
     rows = [
         _row("ensemble", ensemble.digest() if ensemble else "", "the model" if ensemble else "admit an expert first")

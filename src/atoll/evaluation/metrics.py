@@ -36,7 +36,8 @@ def nearest_distances(samples: Features, references: Features, *, leave_one_out:
     if leave_one_out:
         assert samples.shape == references.shape, "leave-one-out compares a set with itself"
         np.fill_diagonal(squares, np.inf)
-    return np.sqrt(squares.min(1).clip(0))
+    nearest: Features = np.sqrt(squares.min(1).clip(0))
+    return nearest
 
 
 @dataclass(frozen=True)

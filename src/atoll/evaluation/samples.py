@@ -48,7 +48,8 @@ def write_samples(
     progress: Callable[[int, int], None] | None = None,
 ) -> Artifact:
     """Paint the images and leave them in `out`: samples.json, images.safetensors and, as PNG, each one and a sheet."""
-    config = {"settings": settings.model_dump(mode="json"), "pictures": pictures}
+    dumped = settings.model_dump(mode="json")
+    config = {"settings": dumped, "pictures": pictures}
     parents = {"model": model.digest}
     if (done := reuse(out, KIND, config, parents)) is not None:
         return done
@@ -75,7 +76,7 @@ def write_samples(
     images = model.decode(latents)
     with Draft(out, KIND) as draft:
         save_file({"images": images}, draft.folder / "images.safetensors")
-        record: dict[str, Any] = {"model": model.digest, **config["settings"], "seeds": seeds}
+        record: dict[str, Any] = {"model": model.digest, **dumped, "seeds": seeds}
         if who is not None:
             record["times"], record["experts_at_time"] = who.by_time()
             record["expert_of_image"] = who.by_image().argmax(1).tolist()

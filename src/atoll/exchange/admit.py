@@ -98,7 +98,7 @@ def copy_expert(source: Artifact, place: Store) -> None:
 def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact) -> Yardsticks:
     """The yardstick on the holdout, inside and outside the expert's cluster, beside a Gaussian's."""
     index = Index.of(data)
-    own = clusters_of(index, partition) == order.cluster
+    own = clusters_of(index, partition).eq(order.cluster)  # bool [N]
     samples = ShardSet([data.file(name) for name in data.names("shards/")])
     holdout = torch.from_numpy(index.rows("holdout"))
     inside, outside = holdout[own[holdout]], holdout[~own[holdout]]
@@ -120,7 +120,7 @@ def holdout_error(denoiser: Denoiser, samples: ShardSet, rows: Tensor, times: in
     """Mean velocity error over every row at `times` fixed times, with noise fixed by the row."""
     total = 0.0
     pairs = torch.cartesian_prod(rows, torch.arange(times))
-    for part in pairs.split(batch):
+    for part in torch.split(pairs, batch):
         x0 = samples.latents(part[:, 0])
         eps = torch.stack([torch.randn(x0.shape[1:], generator=generator("holdout", *p)) for p in part.tolist()])
         condition = samples.condition(part[:, 0], torch.zeros(len(part)))

@@ -13,8 +13,6 @@ from ..models.dit import DiTConfig
 from ..process import Objective
 from ..training.plan import Training
 
-SCHEMA_VERSION = 1
-
 
 class ShardRef(BaseModel):
     """One shard of this order's cluster: where it lies relative to the run, and what it must hash to."""
@@ -39,7 +37,7 @@ class Acceptance(BaseModel):
 
 class Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="such as 03")
     cluster: int | None = Field(None, ge=0, description="None: all of the data, for a monolith")
     clusters: int = Field(gt=0, description="how many the partition has")

@@ -85,7 +85,7 @@ def train(
                 with autocast:
                     answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition_)
                 share = order.objective.loss(answer, x0_, eps_, t_).sum() / batch
-                share.backward()
+                share.backward()  # type: ignore[no-untyped-call]
                 loss += share.item()
             take_step(state, plan, loss, batch)
 

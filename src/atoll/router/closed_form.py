@@ -142,6 +142,32 @@ class GaussianWorld:
         eps = back(sigma * scaled)
         return Posterior(components, clusters, x0.reshape(x.shape), eps.reshape(x.shape))
 
+    def z_scores(self, samples: Tensor) -> dict[str, Tensor]:
+        """How far samples [N, D] are from the world, in standard errors of a true sample of that size.
+
+        shares [K]: part in each cluster; means [M, D]; covariances [M, D, D], about the true means. A sample counts
+        for the component it most likely came from, so the components must not overlap.
+        """
+        samples = samples.to("cpu", torch.float64)
+        count = len(samples)
+        clean = torch.zeros(count, dtype=torch.float64)
+        component = self.posterior(samples, clean, LinearFlow(), None).components.argmax(dim=1)
+        shares = self.cluster_weights
+        found = torch.bincount(self.clusters[component], minlength=len(shares))
+        means, covariances = [], []
+        for m, true in enumerate(self.covariances):
+            offsets = samples[component == m] - self.means[m]
+            variances = true.diagonal()
+            root = max(len(offsets), 1) ** 0.5
+            means.append(root * offsets.mean(dim=0) / variances.sqrt())
+            error = offsets.T @ offsets / max(len(offsets), 1) - true
+            covariances.append(root * error / (variances[:, None] * variances + true**2).sqrt())
+        return {
+            "shares": (found - count * shares) / (count * shares * (1 - shares)).sqrt(),
+            "means": torch.stack(means),
+            "covariances": torch.stack(covariances),
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Posterior:

@@ -95,7 +95,7 @@ def train_router(
             x, t, condition = samples.noisy(rows, numbers, plan.training.condition_dropout)
             logits = network(x.to(device), t.to(device) * time_scale, on(condition, device))
             loss = F.cross_entropy(logits.float(), samples.clusters[rows].to(device))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             take_step(state, training, loss.item(), batch)
 
             ledger.add(loss.item())

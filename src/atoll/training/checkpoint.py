@@ -40,9 +40,9 @@ class TrainingState:
         """All of it as one flat dictionary: weights/, average/, optimizer/<parameter>/<moment>."""
         flat = {f"weights/{name}": value for name, value in self.module.state_dict().items()}
         flat |= {f"average/{name}": value for name, value in self.average.tensors.items()}
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        for parameter, moments in self.optimizer.state.items():
-            flat |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
+        for name, parameter in self.module.named_parameters():
+            moments = self.optimizer.state.get(parameter, {})
+            flat |= {f"optimizer/{name}/{key}": value for key, value in moments.items()}
         return {name: value.detach().contiguous() for name, value in flat.items()}
 
     def averaged_weights(self) -> dict[str, Tensor]:

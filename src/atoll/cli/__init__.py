@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 # what typer raises for a wrong option; its place has moved between versions, its kin has not
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main(arguments: list[str] | None = None) -> None:

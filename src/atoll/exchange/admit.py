@@ -97,6 +97,7 @@ def copy_expert(source: Artifact, place: Store) -> None:
 
 def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact) -> Yardsticks:
     """The yardstick on the holdout, inside and outside the expert's cluster, beside a Gaussian's."""
+    assert order.cluster is not None, "a monolith has no cluster to be measured on"
     index = Index.of(data)
     own = clusters_of(index, partition).eq(order.cluster)  # bool [N]
     samples = ShardSet([data.file(name) for name in data.names("shards/")])

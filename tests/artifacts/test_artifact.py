@@ -1,0 +1,242 @@
+"""Artifacts: digests equal for equal work, checked on read, never half there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from atoll.artifacts import Artifact, Draft, Manifest, Store, UserError, canonical_json, differences, find, reuse, seal
+
+
+def make(place: str | Path, content: bytes = b"content", config: dict | None = None) -> Artifact:
+    with Draft(place, "thing") as draft:
+        (draft.folder / "sub").mkdir()
+        (draft.folder / "sub" / "file.bin").write_bytes(content)
+        (draft.folder / "log.jsonl").write_bytes(os.urandom(8))
+        return draft.commit(config=config or {"a": 1}, parents={"up": "0" * 64}, licence="CC0-1.0")
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    return str(tmp_path / "there") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/there"
+
+
+def test_equal_work_has_equal_digests_wherever_and_whenever_it_is_done(tmp_path: Path, place: str) -> None:
+    first = make(place)
+    time.sleep(1.1)  # provenance.json holds a time, and must not matter
+    second = make(tmp_path / "elsewhere")
+    assert first.digest == second.digest
+    assert make(tmp_path / "other", b"changed").digest != first.digest
+    assert make(tmp_path / "third", config={"a": 2}).digest != first.digest
+
+
+def test_reads_back_what_was_written_and_lists_no_log(place: str) -> None:
+    make(place, b"payload")
+    artifact = Artifact.open(place, "thing")
+    assert artifact.names() == ["sub/file.bin"]
+    assert artifact.read("sub/file.bin") == b"payload"
+    assert artifact.manifest.licence == "CC0-1.0"
+
+
+def test_the_digest_is_the_sha256_of_the_canonical_manifest(tmp_path: Path) -> None:
+    import hashlib
+
+    artifact = make(tmp_path / "a")
+    on_disk = json.loads((tmp_path / "a" / "manifest.json").read_bytes())
+    text = json.dumps(on_disk, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert hashlib.sha256(text).hexdigest() == artifact.digest
+    assert "time" not in text.decode()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+    make(tmp_path / "a")
+    file = tmp_path / "a" / "sub" / "file.bin"
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(b"Content" if damage == "flip" else b"cont")
+    with pytest.raises(UserError, match=r"file\.bin: (corrupt|file is missing)"):
+        Artifact.open(tmp_path / "a").file("sub/file.bin")
+
+
+def test_a_damaged_remote_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    place = f"memory://{uuid.uuid4().hex}/a"
+    make(place)
+    Store.at(place).write("sub/file.bin", b"Content")
+    with pytest.raises(UserError, match="sha256"):
+        Artifact.open(place).file("sub/file.bin")
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()], "a bad download must not stay in the cache"
+
+
+def test_remote_files_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    place = f"memory://{uuid.uuid4().hex}/a"
+    make(place)
+    kept = Artifact.open(place).file("sub/file.bin")
+    Store.at(place).write("sub/file.bin", b"gone")  # the cache is named by digest, so the store is not asked again
+    assert Artifact.open(place).file("sub/file.bin") == kept
+    assert kept.read_bytes() == b"content"
+
+
+def test_no_manifest_means_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    folder.mkdir()
+    (folder / "file.bin").write_bytes(b"x")
+    assert find(folder) is None
+    with pytest.raises(UserError, match="holds no finished thing artifact"):
+        Artifact.open(folder, "thing")
+    with pytest.raises(UserError, match="does not exist"):
+        Artifact.open(tmp_path / "nowhere")
+
+
+def test_the_wrong_kind_is_named(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with pytest.raises(UserError, match="is a thing artifact, expected data"):
+        Artifact.open(tmp_path / "a", "data")
+
+
+def test_a_failed_draft_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="boom"), Draft(tmp_path / "a", "thing") as draft:
+        (draft.folder / "x").write_bytes(b"x")
+        raise RuntimeError("boom")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reuse_finds_equal_work_and_names_what_differs(tmp_path: Path) -> None:
+    made = make(tmp_path / "a")
+    parents = {"up": "0" * 64}
+    assert reuse(tmp_path / "none", "thing", {"a": 1}, parents) is None
+    found = reuse(tmp_path / "a", "thing", {"a": 1}, parents)
+    assert found is not None
+    assert found.digest == made.digest
+    with pytest.raises(UserError, match=r"other settings \(a: 1 -> 2\)"):
+        reuse(tmp_path / "a", "thing", {"a": 2}, parents)
+    with pytest.raises(UserError, match="parent up"):
+        reuse(tmp_path / "a", "thing", {"a": 1}, {"up": "1" * 64})
+    with pytest.raises(UserError, match="holds a thing artifact"):
+        reuse(tmp_path / "a", "data", {"a": 1}, parents)
+
+
+def test_an_artifact_is_never_rewritten(tmp_path: Path) -> None:
+    before = make(tmp_path / "a")
+    with pytest.raises(UserError, match="already exists"):
+        make(tmp_path / "a", b"other")
+    assert Artifact.open(tmp_path / "a").digest == before.digest
+    assert Artifact.open(tmp_path / "a").read("sub/file.bin") == b"content"
+
+
+def test_seal_makes_a_working_folder_an_artifact(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "checkpoint").write_bytes(b"x")
+    (tmp_path / "model").write_bytes(b"weights")
+    sealed = seal(tmp_path, "expert", config={}, parents={}, licence=None)
+    assert sealed.names() == ["model"]
+    assert Artifact.open(tmp_path, "expert").digest == sealed.digest
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a\\b", "", "c:x"])
+def test_manifests_of_strangers_cannot_name_files_outside(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "a")
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_bytes())
+    manifest["files"] = {name: {"sha256": "0" * 64, "bytes": 1}}
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="unsafe file name"):
+        Artifact.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "not a valid manifest"),
+        (b'{"kind": "x", "extra": 1}', "extra"),
+        (b'{"schema_version": 9, "kind": "x"}', "9"),
+    ],
+)
+def test_a_broken_manifest_is_one_clear_line(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        Artifact.open(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_canonical_json_is_one_byte_string_per_value() -> None:
+    assert canonical_json({"b": 1, "a": [1.5, "é", None]}) == '{"a":[1.5,"é",null],"b":1}'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json(float("nan"))
+
+
+def test_differences_name_the_path() -> None:
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}}) == ["a.b: 1 -> 3"]
+    assert differences({"a": 1}, {"a": 1}) == []
+
+
+def test_manifest_round_trip() -> None:
+    manifest = Manifest(kind="x", config={"n": 1.25})
+    assert Manifest.parse(manifest.to_bytes(), "here") == manifest
+
+
+def test_unknown_storage_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown storage scheme nosuch"):
+        Store.at("nosuch://bucket/run")
+
+
+KILLED_WHILE_COMMITTING = """
+import os, signal, sys
+from pathlib import Path
+import atoll.artifacts.artifact as artifact
+real = os.replace
+def die(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+artifact.os.replace = die
+with artifact.Draft(Path(sys.argv[1]), "thing") as draft:
+    (draft.folder / "x").write_bytes(b"x")
+    draft.commit(config={})
+"""
+
+
+def test_killed_just_before_the_rename_it_is_not_there_and_can_be_made_again(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", KILLED_WHILE_COMMITTING, str(tmp_path / "a")], check=False)
+    assert process.returncode == -9
+    assert find(tmp_path / "a") is None
+    assert make(tmp_path / "a").names() == ["sub/file.bin"], "nothing of the killed draft may be left in it"
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """A real file system of 256 KiB, in a mount namespace of its own."""
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from atoll.artifacts import Draft, UserError
+try:
+    with Draft(Path("small/a"), "thing") as draft:
+        (draft.folder / "x").write_bytes(bytes(1 << 20))
+        draft.commit(config={{}})
+except UserError as error:
+    print(error)
+    print(list(Path("small").iterdir()))
+"""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "script.py").write_text(script)
+    command = f"mount -t tmpfs -o size=256k none small && {sys.executable} script.py"
+    process = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare" in process.stderr or "mount" in process.stderr:
+        pytest.skip(f"NOT TESTED HERE, no mount namespaces: {process.stderr}")
+    assert "disk full while writing; free some space" in process.stdout
+    assert process.stdout.strip().endswith("[]")

@@ -43,7 +43,7 @@ class Full:
 
 @dataclass(frozen=True)
 class TopK:
-    """The k largest; of equal weights the expert with the lower index."""
+    """The k largest, or all where there are fewer; of equal weights the expert with the lower index."""
 
     k: int
 
@@ -119,6 +119,8 @@ class Oracle:
         if self.clusters is None or len(self.clusters) != len(weights):
             known = "none" if self.clusters is None else str(len(self.clusters))
             raise ValueError(f"route oracle needs the true cluster of each of {len(weights)} images, got {known}")
+        if not 0 <= int(self.clusters.min()) <= int(self.clusters.max()) < weights.shape[1]:
+            raise ValueError(f"route oracle: clusters must lie in 0 .. {weights.shape[1] - 1}")
         return _one_hot(self.clusters.to(weights.device), weights)
 
 

@@ -1,0 +1,447 @@
+"""Warm start against random start on Tiny ImageNet: how many images does a borrowed trunk save?
+
+A small DDPM expert (classic AdaLN, class labels) is trained on one half of the classes. Flow-matching experts
+(AdaLN-Single, class labels) are then trained on the *other* half, same data, same budget, from
+  random   fresh weights
+  hddm     the trunk; modulation fitted, final layer new, time embedder as it is [HDDM]
+  fitted   the same with the time embedder fitted to the noise level it now means
+  bridge   the old schedule, kind and final layer kept, the flow loss taken *through the bridge*
+  classic  bridge without the change of modulation: its loss starts where the old network's was
+The yardstick for all of them is the squared error of the bridged velocity on the linear path at fixed
+(image, t, noise), with averaged weights. Recorded: images each arm needs to reach the random start's final value.
+
+    # once, beside the data: the files a machine without pyarrow can read
+    python benchmarks/warm_start.py pack --source ../shared/datasets/tiny-imagenet --out .gpu/warm-start
+    cp ../shared/models/taef2/diffusion_pytorch_model.safetensors .gpu/warm-start/taef2.safetensors
+    # on the GPU
+    PYTHONPATH=src python3 benchmarks/warm_start.py run --data .gpu/warm-start --out OUT
+    # a minute on one core, to see that it works; the numbers mean nothing
+    python benchmarks/warm_start.py run --data .gpu/warm-start --out /tmp/warm-start --smoke
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from atoll.convert.adapt import Trained
+from atoll.convert.warm_start import warm_start
+from atoll.models.dit import DiT, DiTConfig
+from atoll.models.tiny_autoencoder import TinyAutoencoder
+from atoll.process import (
+    Bridge,
+    Condition,
+    DDPMBetas,
+    Kind,
+    LinearFlow,
+    LogitNormal,
+    NetworkDenoiser,
+    Objective,
+    fixed_times,
+    velocity_error,
+)
+
+CLASSES = 200
+HALF = CLASSES // 2
+DDPM = Objective(schedule=DDPMBetas("linear"), kind=Kind.EPSILON)
+FLOW = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal())
+ARMS = ("random", "hddm", "fitted", "bridge", "classic")
+CONDITION_DROPOUT = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One benchmark run; everything is counted in images."""
+
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+    batch: int = 512
+    pretrain_images: int = 3_000_000
+    images: int = 2_000_000
+    learning_rate: float = 3e-4
+    warmup_images: int = 50_000
+    average_images: int = 100_000  # longest half-life of the weight average; a tenth of the way before that
+    points: int = 40
+    validation_images: int = 1024
+    validation_times: int = 16
+    limit: float = 100.0
+    seed: int = 0
+    seconds: float | None = None
+
+
+SMOKE = Plan(
+    width=32, depth=2, heads=2, batch=32, pretrain_images=3200, images=1600, warmup_images=320, average_images=800,
+    points=5, validation_images=64, validation_times=4,
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    packing = verbs.add_parser("pack", help="parquet files -> arrays that need numpy and Pillow only")
+    packing.add_argument("--source", type=Path, required=True)
+    packing.add_argument("--out", type=Path, required=True)
+    packing.add_argument("--train-files", type=int, default=4)
+    packing.add_argument("--validation", type=int, default=2500)
+    running = verbs.add_parser("run")
+    running.add_argument("--data", type=Path, required=True)
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--seeds", type=int, nargs="+", default=[0])
+    running.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    running.add_argument("--seconds", type=float, help="shrink all budgets alike to end within this time")
+    running.add_argument("--smoke", action="store_true", help="tiny, on the CPU; proves that it runs, nothing else")
+    arguments = parser.parse_args()
+    if arguments.verb == "pack":
+        pack(arguments.source, arguments.out, arguments.train_files, arguments.validation)
+    else:
+        plan = replace(SMOKE if arguments.smoke else Plan(), seconds=arguments.seconds)
+        run(plan, arguments.data, arguments.out, arguments.seeds, arguments.arms, smoke=arguments.smoke)
+
+
+# -- data ---------------------------------------------------------------------------------------------------
+
+
+def pack(source: Path, out: Path, train_files: int, validation: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    train = pa.concat_tables([pq.read_table(source / f"train-{i:05d}.parquet") for i in range(train_files)])
+    held_out = pq.read_table(source / "val-00000.parquet")
+    chosen = np.random.default_rng(0).permutation(len(held_out))[:validation]
+    for name, table in {"train": train, "validation": held_out.take(np.sort(chosen))}.items():
+        images = [row["bytes"] for row in table["image"].to_pylist()]
+        ends = np.cumsum([0, *map(len, images)])
+        joined = np.frombuffer(b"".join(images), dtype=np.uint8)
+        np.savez(out / f"{name}.npz", bytes=joined, ends=ends, labels=np.array(table["label"], dtype=np.int64))
+        print(f"{out / name}.npz: {len(images):,} images, {len(joined) / 2**20:.1f} MiB")
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Normalised latents [N, C, H, W] with labels [N], on the device."""
+
+    values: Tensor
+    labels: Tensor
+
+    def of_classes(self, first: int, count: int) -> Latents:
+        """Only these classes, numbered from 0."""
+        rows = (self.labels >= first) & (self.labels < first + count)
+        return Latents(self.values[rows], self.labels[rows] - first)
+
+
+def encode(data: Path, device: str, most: int | None) -> tuple[Latents, Latents]:
+    """Train (with mirror images) and validation latents, normalised per channel by the train statistics."""
+    autoencoder = TinyAutoencoder(32, pooled=True)
+    weights = load_file(data / "taef2.safetensors")
+    autoencoder.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
+    autoencoder = autoencoder.to(device).eval()
+    images, labels = decode_images(data / "train.npz", most)
+    train = torch.cat([encode_images(autoencoder, images, device), encode_images(autoencoder, images.flip(3), device)])
+    held_images, held_labels = decode_images(data / "validation.npz", most)
+    held = encode_images(autoencoder, held_images, device)
+    mean, std = train.mean((0, 2, 3), keepdim=True), train.std((0, 2, 3), keepdim=True)
+    twice = labels.repeat(2).to(device)
+    return Latents((train - mean) / std, twice), Latents((held - mean) / std, held_labels.to(device))
+
+
+def decode_images(path: Path, most: int | None) -> tuple[Tensor, Tensor]:
+    """uint8 images [N, 3, 64, 64] and labels [N]."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from PIL import Image
+
+    stored = np.load(path)
+    ends, blob = stored["ends"], stored["bytes"].tobytes()
+    count = min(len(ends) - 1, most or len(ends))
+
+    def decode(i: int) -> np.ndarray:
+        return np.asarray(Image.open(io.BytesIO(blob[ends[i] : ends[i + 1]])).convert("RGB"))
+
+    with ThreadPoolExecutor(16) as pool:
+        images = np.stack(list(pool.map(decode, range(count), chunksize=256)))
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(stored["labels"][:count])
+
+
+@torch.inference_mode()
+def encode_images(autoencoder: TinyAutoencoder, images: Tensor, device: str) -> Tensor:
+    parts = [autoencoder.encode(part.to(device).float() / 127.5 - 1.0) for part in images.split(512)]
+    return torch.cat(parts).clone()
+
+
+# -- training -----------------------------------------------------------------------------------------------
+
+
+def architecture(plan: Plan, variant: str) -> DiTConfig:
+    return DiTConfig(
+        latent=(32, 8, 8), patch=1, width=plan.width, depth=plan.depth, heads=plan.heads, condition="labels",
+        classes=HALF, variant="adaln" if variant == "adaln" else "adaln-single",
+    )  # fmt: skip
+
+
+class Arena:
+    """One network per architecture, compiled once on a GPU; every arm loads its weights into it."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        self.plan, self.device = plan, device
+        self.networks: dict[str, DiT] = {}
+        self.compiled: dict[str, Callable[..., Tensor]] = {}
+
+    def network(self, variant: str) -> tuple[DiT, Callable[..., Tensor]]:
+        if variant not in self.networks:
+            network = DiT(architecture(self.plan, variant)).to(self.device)
+            self.networks[variant] = network
+            self.compiled[variant] = torch.compile(network) if self.device == "cuda" else network
+        return self.networks[variant], self.compiled[variant]
+
+
+def train(
+    arena: Arena,
+    start: Trained,
+    loss_of: Callable[[NetworkDenoiser, Tensor, Tensor, Tensor, Condition], Tensor],
+    quantile: Callable[[Tensor], Tensor],
+    data: Latents,
+    held: Latents | None,
+    images: int,
+    seed: int,
+) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Train `start` on `data`; the averaged weights, and the curve of the yardstick where `held` is given."""
+    plan, device = arena.plan, arena.device
+    network, compiled = arena.network(start.config.variant)
+    network.load_state_dict({name: value.to(device) for name, value in start.weights.items()}, strict=True)
+    average = [p.detach().clone() for p in network.parameters()]
+    parameters = list(network.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0, fused=device == "cuda")
+    denoiser = NetworkDenoiser(compiled, start.schedule, start.kind, start.config.time_scale)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def measure() -> float:
+        """The yardstick with the averaged weights, which are lent to the network meanwhile."""
+        assert held is not None
+        own = [p.detach().clone() for p in parameters]
+        copy_into(parameters, average)
+        value = yardstick(denoiser, plan, held)
+        copy_into(parameters, own)
+        return value
+
+    curve: list[dict[str, float]] = []
+    due = [round(images * (i / plan.points) ** 2) for i in range(plan.points + 1)]  # more points early on
+    seen = 0
+    while seen < images:
+        if held is not None and seen >= due[len(curve)]:
+            curve.append({"images": seen, "yardstick": measure()})
+        rows = torch.randint(len(data.labels), (plan.batch,), generator=generator, device=device)
+        x0, labels = data.values[rows], data.labels[rows]
+        eps = torch.randn(x0.shape, generator=generator, device=device)
+        t = quantile(torch.rand(plan.batch, generator=generator, device=device, dtype=torch.float64))
+        dropped = torch.rand(plan.batch, generator=generator, device=device) < CONDITION_DROPOUT
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = loss_of(denoiser, x0, eps, t, Condition(labels=labels, dropped=dropped)).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = plan.learning_rate * min(1.0, (seen + plan.batch) / plan.warmup_images)
+        optimizer.step()
+        seen += plan.batch
+        half_life = min(plan.average_images, 0.1 * seen)
+        with torch.no_grad():
+            torch._foreach_lerp_(average, [p.detach() for p in parameters], 1.0 - 0.5 ** (plan.batch / half_life))
+    if held is not None:
+        curve.append({"images": seen, "yardstick": measure()})
+    copy_into(parameters, average)
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}, curve
+
+
+@torch.no_grad()
+def copy_into(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:
+    torch._foreach_copy_([p.detach() for p in parameters], values)
+
+
+@torch.inference_mode()
+def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents) -> float:
+    """Mean squared error of the bridged velocity at fixed (image, t, noise); each image at one of the times."""
+    bridge = Bridge(denoiser, limit=plan.limit)
+    device = held.values.device
+    count = min(plan.validation_images, len(held.labels)) // plan.batch * plan.batch or len(held.labels)
+    generator = torch.Generator("cpu").manual_seed(1234)
+    eps = torch.randn(count, *held.values.shape[1:], generator=generator).to(device)
+    times = fixed_times(plan.validation_times).to(device)
+    errors = []
+    for shift in range(4):  # every image at four of the times
+        for rows in torch.arange(count, device=device).split(plan.batch):
+            t = times[(rows * 5 + shift * 4 + rows // plan.validation_times) % len(times)]
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                condition = Condition(labels=held.labels[rows], dropped=torch.zeros_like(rows, dtype=torch.bool))
+                errors.append(velocity_error(bridge, held.values[rows], eps[rows], t, condition))
+    return float(torch.cat(errors).mean())
+
+
+def own_loss(objective: Objective) -> Callable[[NetworkDenoiser, Tensor, Tensor, Tensor, Condition], Tensor]:
+    """The loss of an objective: its own schedule, kind and weighting."""
+
+    def loss(denoiser: NetworkDenoiser, x0: Tensor, eps: Tensor, t: Tensor, condition: Condition) -> Tensor:
+        return objective.loss(denoiser(objective.noisy(x0, eps, t), t, condition), x0, eps, t)
+
+    return loss
+
+
+def bridged_loss(limit: float) -> Callable[[NetworkDenoiser, Tensor, Tensor, Tensor, Condition], Tensor]:
+    """The flow-matching loss of a network of any schedule and kind, through the bridge."""
+
+    def loss(denoiser: NetworkDenoiser, x0: Tensor, eps: Tensor, t: Tensor, condition: Condition) -> Tensor:
+        return velocity_error(Bridge(denoiser, limit=limit), x0, eps, t, condition)
+
+    return loss
+
+
+# -- the comparison -----------------------------------------------------------------------------------------
+
+
+def starts(plan: Plan, old: Trained, seed: int) -> dict[str, tuple[Trained, object]]:
+    """Where every arm starts from, and the loss it is trained with."""
+    single, classic = architecture(plan, "adaln-single"), architecture(plan, "adaln")
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    # the other half of the classes means other labels: all of them start as the null label
+    other = dict(old.weights)
+    table = old.weights["conditioning.labels.weight"]
+    other["conditioning.labels.weight"] = table[-1:].expand_as(table).clone()
+    old = replace(old, weights=other)
+
+    fresh = DiT(single, generator()).state_dict()
+    hddm, _ = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator(), fit_time=False)
+    fitted, report = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator())
+    bridge, _ = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=generator())
+    residuals = [entry.residual for entry in report.entries if entry.residual is not None]
+    print(f"residuals of the fit: largest {max(residuals):.3f}, {report.count()}")
+    return {
+        "random": (Trained(single, fresh, FLOW.schedule, FLOW.kind), own_loss(FLOW)),
+        "hddm": (hddm, own_loss(FLOW)),
+        "fitted": (fitted, own_loss(FLOW)),
+        "bridge": (bridge, bridged_loss(plan.limit)),
+        "classic": (Trained(classic, other, old.schedule, old.kind), bridged_loss(plan.limit)),
+    }
+
+
+def run(plan: Plan, data: Path, out: Path, seeds: list[int], arms: list[str], *, smoke: bool) -> None:
+    began = time.monotonic()
+    device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    out.mkdir(parents=True, exist_ok=True)
+    train_set, held = encode(data, device, 200 if smoke else None)
+    first, second = train_set.of_classes(0, HALF), train_set.of_classes(HALF, HALF)
+    target_held = held.of_classes(HALF, HALF)
+    print(
+        f"{time.monotonic() - began:.0f} s: {len(first.labels):,} + {len(second.labels):,} latents encoded", flush=True
+    )
+
+    arena = Arena(plan, device)
+    results = []
+    for seed in seeds:
+        config = architecture(plan, "adaln")
+        fresh = Trained(config, DiT(config, torch.Generator().manual_seed(seed)).state_dict(), DDPM.schedule, DDPM.kind)
+        started = time.monotonic()
+        weights, _ = train(arena, fresh, own_loss(DDPM), DDPM.times, first, None, plan.pretrain_images, seed)
+        rate = plan.pretrain_images / (time.monotonic() - started)
+        print(f"{time.monotonic() - began:.0f} s: seed {seed}: pre-trained, {rate:,.0f} images/s", flush=True)
+        old = replace(fresh, weights={name: value.cpu() for name, value in weights.items()})
+        budget = affordable(plan, rate, time.monotonic() - began, len(arms), seeds, seed)
+        curves = {}
+        for name, (start, loss) in starts(plan, old, seed).items():
+            if name not in arms:
+                continue
+            _, curves[name] = train(arena, start, loss, FLOW.times, second, target_held, budget, seed + 1)
+            ends = [curves[name][i]["yardstick"] for i in (0, -1)]
+            print(f"{time.monotonic() - began:.0f} s: {name}: {ends[0]:.4f} -> {ends[1]:.4f}", flush=True)
+        results.append({"seed": seed, "budget": budget, "curves": curves, "images_needed": needed(curves, budget)})
+        write(out, plan, device, results)  # after every seed: a run cut short keeps what it has
+    print(summary(results))
+
+
+def affordable(plan: Plan, rate: float, spent: float, arms: int, seeds: list[int], seed: int) -> int:
+    """Images per arm, shrunk alike for all arms where the time given would not do."""
+    if plan.seconds is None or seed != seeds[0]:
+        return plan.images
+    per_seed = (plan.seconds - spent) / len(seeds)
+    return max(plan.batch, min(plan.images, int(0.8 * per_seed / arms * rate) // plan.batch * plan.batch))
+
+
+def needed(curves: dict[str, list[dict[str, float]]], budget: int) -> dict[str, float | None]:
+    """Images until an arm's yardstick is the random start's final one, interpolated; None: never."""
+    if "random" not in curves:
+        return {}
+    goal = curves["random"][-1]["yardstick"]
+    return {name: crossing(curve, goal) for name, curve in curves.items()}
+
+
+def crossing(curve: list[dict[str, float]], goal: float) -> float | None:
+    for before, after in zip([curve[0], *curve], curve, strict=False):
+        if after["yardstick"] <= goal:
+            if before["yardstick"] <= goal:
+                return after["images"]
+            share = (before["yardstick"] - goal) / (before["yardstick"] - after["yardstick"])
+            return before["images"] + share * (after["images"] - before["images"])
+    return None
+
+
+def summary(results: list[dict]) -> str:
+    lines = ["images needed to reach the random start's final yardstick (speed-up):"]
+    for name in ARMS:
+        found = [(r["images_needed"].get(name), r["budget"]) for r in results if name in r["images_needed"]]
+        shown = ["never" if n is None else f"{n:,.0f} ({b / max(n, 1):.2f}x)" for n, b in found]
+        if shown:
+            lines.append(f"  {name:8s} {', '.join(shown)}")
+    return "\n".join(lines)
+
+
+def write(out: Path, plan: Plan, device: str, results: list[dict]) -> None:
+    where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    record = {"plan": asdict(plan), "device": where, "torch": torch.__version__, "results": results}
+    (out / "warm_start.json").write_text(json.dumps(record, indent=1) + "\n")
+    try:
+        import matplotlib
+    except ImportError:
+        print("no matplotlib here: draw the curves later with `warm_start.py draw`")
+        return
+    matplotlib.use("Agg")
+    draw(record, out / "warm_start.png")
+
+
+def draw(record: dict, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
+    colours = dict(zip(ARMS, ["#444444", "#c0792a", "#2a78c0", "#2a9d5c", "#8a4fbf"], strict=True))
+    for index, result in enumerate(record["results"]):
+        for name, curve in result["curves"].items():
+            points = [(p["images"], p["yardstick"]) for p in curve if p["images"] > 0]
+            axes.plot(*zip(*points, strict=True), color=colours[name], label=name if index == 0 else None, lw=1.4)
+    goal = record["results"][0]["curves"].get("random", [{"yardstick": math.nan}])[-1]["yardstick"]
+    axes.axhline(goal, color="#444444", lw=0.8, ls=":")
+    axes.set(
+        xscale="log", xlabel="images seen", ylabel="squared error of the velocity", title="Warm start, Tiny ImageNet"
+    )
+    values = [p["yardstick"] for r in record["results"] for c in r["curves"].values() for p in c[len(c) // 3 :]]
+    axes.set_ylim(min(values) * 0.98, max(values) * 1.1)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,7 @@ class GatherTask:
     folder: Path
     size: int
     channels: int
+    smallest: int
 
 
 @dataclass
@@ -85,7 +86,7 @@ def gather(task: GatherTask) -> int:
             rejects.append(found)
             continue
         try:
-            chunk.add(found, to_pixels(found, task.size, task.channels))
+            chunk.add(found, to_pixels(found, task.size, task.channels, task.smallest))
         except BadImage as bad:
             rejects.append(Reject(found.name, found.identity().hex(), bad.reason, bad.detail))
             continue

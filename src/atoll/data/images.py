@@ -1,10 +1,23 @@
-"""From what a source holds to square uint8 images."""
+"""From what a source holds to square uint8 images; whatever cannot be one is a `BadImage` with a reason."""
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .sources import Sample
+
+# What we ask Pillow to read. The rest of its formats are rare, or start other programs (EPS runs Ghostscript).
+# Some builds lack some of them.
+Image.init()
+FORMATS = tuple(
+    name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "JPEG2000") if name in Image.OPEN
+)
+MOST_PIXELS = 100_000_000  # a larger picture is a decompression bomb or a map, and would need gigabytes
+SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
 class BadImage(Exception):
@@ -16,11 +29,71 @@ class BadImage(Exception):
         self.detail = detail
 
 
-def to_pixels(sample: Sample, size: int, channels: int) -> np.ndarray:
-    """The sample's image as uint8 [channels, size, size]."""
-    content = sample.content
-    assert isinstance(content, np.ndarray), "encoded images are not known yet"
-    image = content[None] if content.ndim == 2 else content.transpose(2, 0, 1)
-    if image.shape != (channels, size, size):
-        raise BadImage("wrong size", f"{image.shape[1]}x{image.shape[2]}, need {size}x{size}")
+def to_pixels(sample: Sample, size: int, channels: int, smallest: int) -> np.ndarray:
+    """The middle square of the sample's image as uint8 [channels, size, size], resized with antialiasing.
+
+    An image whose shorter side has fewer than `smallest` pixels is refused.
+    """
+    image = decode(sample.content, size) if isinstance(sample.content, bytes) else Image.fromarray(sample.content)
+    image = image.convert("RGB" if channels == 3 else "L")
+    side = min(image.size)
+    if side < smallest:
+        raise BadImage("too small", f"{image.width}x{image.height}, need {smallest} a side")
+    if image.size != (size, size):
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    pixels = np.asarray(image)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def decode(content: bytes, size: int) -> Image.Image:
+    """The first frame of an encoded image, upright, with 8 bits per channel and nothing transparent.
+
+    The format is read off the bytes, never off a name. A large JPEG is decoded at a fraction of its size, never
+    below twice the size wanted.
+    """
+    if not content:
+        raise BadImage("empty file")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise BadImage("too many pixels", f"{image.width}x{image.height}")
+            image.draft(None, (2 * size, 2 * size))
+            image.load()
+            return upright(eight_bit(image))
+    except BadImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise BadImage("not an image") from error
+    except Image.DecompressionBombError as error:
+        raise BadImage("too many pixels") from error
+    except Exception as error:  # decoders raise anything at all on hostile bytes, and none of it may stop the run
+        raise BadImage("corrupt", type(error).__name__) from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its exif says; an exif block that cannot be read turns nothing."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001, the picture is fine, only its notes are not
+        return image
+
+
+def eight_bit(image: Image.Image) -> Image.Image:
+    """Sixteen bits scaled to eight, transparency laid on white, palettes looked up."""
+    if image.mode in SIXTEEN_BIT:
+        values = np.asarray(image).astype(np.int64)
+        if values.size and (values.min() < 0 or values.max() > 65_535):
+            raise BadImage("unknown value range", f"{image.mode} {values.min()} to {values.max()}")
+        grey = Image.fromarray(((values * 255 + 32_767) // 65_535).astype(np.uint8))
+        grey.info = image.info
+        return grey
+    if image.mode == "F":
+        raise BadImage("unknown value range", "floating-point pixels")
+    if image.mode in TRANSPARENT or "transparency" in image.info:
+        colour = image.convert("RGBA")
+        flat = Image.new("RGBA", colour.size, (255, 255, 255, 255))
+        flat.alpha_composite(colour)
+        flat.info = image.info
+        return flat.convert("RGB")
     return image

@@ -32,7 +32,7 @@ from .engine import Engine, Local
 from .gather import GatherTask, chunk_stems, gather, read_captions, read_rejects, slices_by_shard
 from .index import SCHEMA
 from .progress import Progress, silent
-from .sources import Source, Unit, open_source
+from .sources import Source, SourceConfig, Unit, open_source
 from .text import TextEncoder, Words
 
 KIND = "data"
@@ -42,7 +42,9 @@ class PrepareConfig(BaseModel):
     """How to prepare. Everything here can change the result, so everything here is in the manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    source: SourceConfig = SourceConfig()
     size: int | None = Field(default=None, gt=0, description="side of the square images; None: the source's own")
+    smallest: int | None = Field(default=None, gt=0, description="shortest side accepted; None: half of size")
     autoencoder: str = "pixels"
     features: str = "pixels"
     text_encoder: str = Field(default="words", description="words, or none")
@@ -67,11 +69,17 @@ def prepare(
     Works in a hidden folder beside `out`; killed at any moment and called again, it goes on with the first
     unfinished unit or shard. Memory does not grow with the data.
     """
-    origin = open_source(source)
-    config = config.model_copy(update={"size": config.size or origin.default_size})
+    origin = open_source(source, config.source)
+    size = config.size or origin.default_size
+    config = config.model_copy(update={"size": size, "smallest": config.smallest or max(1, size // 2)})
     autoencoder = find_autoencoder(config.autoencoder)
     extractor = load_extractor(config.features, device)
-    request = {**config.model_dump(), "autoencoder": autoencoder.id, "features": extractor.id}
+    request = {
+        **config.model_dump(exclude={"source"}),
+        "labels": config.source.labels,
+        "autoencoder": autoencoder.id,
+        "features": extractor.id,
+    }
     if (there := already_there(out, request, source)) is not None:
         return there
 
@@ -115,8 +123,7 @@ def prepare(
         summaries = [json.loads((encoded / f"{n:05d}.json").read_bytes()) for n in range(shards)]
         if not sum(summary["values"] for summary in summaries):
             raise UserError(f"{source}: {count} images leave none for training; add images or lower --holdout")
-        assert config.size is not None
-        space = latent_space(autoencoder.id, autoencoder.latent_shape(origin.channels, config.size), summaries)
+        space = latent_space(autoencoder.id, autoencoder.latent_shape(origin.channels, size), summaries)
         done = 0
         targets = [NormaliseTask(n, encoded, draft.folder / "shards", space) for n in range(shards)]
         for shard_count in engine.map(normalise, targets):
@@ -130,7 +137,7 @@ def prepare(
             config={
                 "request": request,
                 "source": {"kind": "digits" if source == "digits" else "images", "classes": origin.classes},
-                "size": config.size,
+                "size": size,
                 "channels": origin.channels,
                 "latent": space.model_dump(mode="json"),
                 "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
@@ -190,8 +197,12 @@ def check_same_work(path: Path, request: dict[str, Any], source: str, units: Seq
 
 
 def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: PrepareConfig) -> list[GatherTask]:
-    assert config.size is not None
-    return [GatherTask(source, unit, number, folder, config.size, source.channels) for number, unit in enumerate(units)]
+    assert config.size is not None, "resolved by prepare"
+    assert config.smallest is not None, "resolved by prepare"
+    return [
+        GatherTask(source, unit, number, folder, config.size, source.channels, config.smallest)
+        for number, unit in enumerate(units)
+    ]
 
 
 def text_encoder(name: str, stems: Sequence[Path]) -> TextEncoder | None:

@@ -35,9 +35,15 @@ class Report:
     def add(
         self, key: str | None, source: tuple[str, ...], how: How, note: str = "", residual: float | None = None
     ) -> None:
+        """Add a line; a tensor that is changed twice keeps one line with both notes."""
+        for index, entry in enumerate(self.entries):
+            if key is not None and entry.key == key:
+                note = "; ".join(filter(None, (entry.note, note)))
+                self.entries[index] = Entry(key, entry.source, how, note, residual)
+                return
         self.entries.append(Entry(key, source, how, note, residual))
 
-    def count(self) -> dict[str, int]:
+    def count(self) -> dict[How, int]:
         return dict(Counter(entry.how for entry in self.entries))
 
     def as_json(self) -> list[dict[str, object]]:
@@ -47,8 +53,8 @@ class Report:
         """Lines to print: (key, source, how, note), the same fate in every block on one line."""
         groups: dict[tuple[str, str, str, str], list[Entry]] = {}
         for entry in self.entries:
-            group = (_any_block(entry.key or "-"), _any_block(" + ".join(entry.source[:3])), entry.how, entry.note)
-            groups.setdefault(group, []).append(entry)
+            sources = " + ".join(dict.fromkeys(_any_block(name) for name in entry.source))
+            groups.setdefault((_any_block(entry.key or "-"), sources, entry.how, entry.note), []).append(entry)
         lines = []
         for (key, source, how, note), entries in groups.items():
             residuals = [entry.residual for entry in entries if entry.residual is not None]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from ..artifacts import UserError, sha256_file
@@ -42,6 +43,7 @@ class Source:
     reversed_time: bool  # SiT: time runs from noise (0) to data (1), and the velocity points the other way
     licence: str
     digest: str  # sha256 of the weights file
+    card: Mapping[str, Any] = field(default_factory=dict)  # of an expert that `export` wrote: its own card
 
     @property
     def non_commercial(self) -> bool:
@@ -55,10 +57,11 @@ def read_source(
     heads: int | None = None,
     latent: tuple[int, int, int] | None = None,
     licence: str | None = None,
+    null_text: Path | None = None,
 ) -> Source:
-    """Read a checkpoint. `heads` and `latent` are needed only where the file does not say them."""
+    """Read a checkpoint. `heads`, `latent` and `null_text` are needed only where the file does not say them."""
     if form == "diffusers":
-        return _read_diffusers(place, licence)
+        return _read_diffusers(place, licence, null_text)
     foreign = read_checkpoint(place)
     layout: Layout = "pixart" if form == "pixart" else "dit"
     config, foreign, notes = _official_config(foreign, form, heads, latent, str(place))
@@ -142,7 +145,7 @@ def _recognise_positions(config: DiTConfig, table: Tensor, where: str) -> tuple[
     return replace(config, positions="learned"), {}
 
 
-def _read_diffusers(place: Path, licence: str | None) -> Source:
+def _read_diffusers(place: Path, licence: str | None, null_text_file: Path | None) -> Source:
     """A `DiTTransformer2DModel` or `PixArtTransformer2DModel` folder, or a pipeline folder that holds one."""
     folder = place / "transformer" if (place / "transformer").is_dir() else place
     if not folder.is_dir():
@@ -156,15 +159,15 @@ def _read_diffusers(place: Path, licence: str | None) -> Source:
     if name not in ("DiTTransformer2DModel", "PixArtTransformer2DModel"):
         raise UserError(f"{folder}: holds a {name}; only DiTTransformer2DModel and PixArtTransformer2DModel are read")
     layout: Layout = "diffusers-dit" if name == "DiTTransformer2DModel" else "diffusers-pixart"
-    sidecar = read_json(folder / SIDECAR) if (folder / SIDECAR).is_file() else {}
-    null_text = read_checkpoint(folder / NULL_TEXT).get("null_text") if (folder / NULL_TEXT).is_file() else None
-    config = _diffusers_config(settings, foreign, layout, null_text, sidecar, str(folder))
+    card = _sidecar_card(folder)
+    null_text = _null_text(null_text_file or folder / NULL_TEXT, required=null_text_file is not None)
+    config = _diffusers_config(settings, foreign, layout, null_text, card, str(folder))
     imported = import_weights(layout, config, foreign, str(folder))
     if layout == "diffusers-pixart" and null_text is not None:
         imported.weights["conditioning.null_text"] = null_text.float().contiguous()
         imported.sources["conditioning.null_text"] = (NULL_TEXT,)
-    schedule, kind = _diffusers_process(place, sidecar)
-    licence = licence or sidecar.get("licence") or _model_card_licence(place)
+    schedule, kind = _diffusers_process(place, card)
+    licence = licence or card.get("licence") or _model_card_licence(place)
     if licence is None:
         raise UserError(f"{place}: names no licence; say it with --licence, such as --licence Apache-2.0")
     return Source(
@@ -178,7 +181,29 @@ def _read_diffusers(place: Path, licence: str | None) -> Source:
         reversed_time=False,
         licence=str(licence),
         digest=sha256_file(weights),
+        card=card,
     )
+
+
+def _sidecar_card(folder: Path) -> dict[str, Any]:
+    """The card that `export` left beside the weights; empty for anybody else's folder."""
+    if not (folder / SIDECAR).is_file():
+        return {}
+    card = read_json(folder / SIDECAR).get("card")
+    if not isinstance(card, dict) or not isinstance(card.get("architecture"), dict):
+        raise UserError(f"{folder / SIDECAR}: holds no expert card; export the expert again, or remove this file")
+    return card
+
+
+def _null_text(path: Path, *, required: bool) -> Tensor | None:
+    """The embedding of the null caption, [length, width]."""
+    if not required and not path.is_file():
+        return None
+    found = read_checkpoint(path)
+    value = found.get("null_text") if len(found) > 1 else next(iter(found.values()), None)
+    if value is None or value.ndim != 2:
+        raise UserError(f"{path}: must hold one tensor of shape [length, width], the embedding of the empty caption")
+    return value
 
 
 def _diffusers_config(
@@ -186,7 +211,7 @@ def _diffusers_config(
     foreign: Mapping[str, Tensor],
     layout: Layout,
     null_text: Tensor | None,
-    sidecar: Mapping[str, Any],
+    card: Mapping[str, Any],
     where: str,
 ) -> DiTConfig:
     dit = layout == "diffusers-dit"
@@ -218,6 +243,7 @@ def _diffusers_config(
     interpolation = settings.get("interpolation_scale")
     if interpolation is None:
         interpolation = 1 if dit else max(size // 64, 1)
+    architecture = card.get("architecture", {})  # what a diffusers config has no place for
     return _checked(
         where,
         latent=(channels, size, size),
@@ -233,31 +259,33 @@ def _diffusers_config(
         text_length=text_length,
         out_channels=output // patch**2,
         position_scale=float(interpolation),
-        frequency_shift=sidecar.get("frequency_shift", 1 if dit else 0),
+        frequency_shift=architecture.get("frequency_shift", 1 if dit else 0),
         mlp_norm_eps=float(settings.get("norm_eps", 1e-5)) if dit else NORM_EPS,
-        time_scale=float(sidecar.get("time_scale", 999.0)),
+        time_scale=architecture.get("time_scale", 999.0),
     )
 
 
-def _diffusers_process(place: Path, sidecar: Mapping[str, Any]) -> tuple[AnySchedule, Kind]:
-    """Schedule and kind: from our own export's sidecar, the pipeline's scheduler, else DDPM with linear betas."""
-    from pydantic import TypeAdapter, ValidationError
-
-    if "schedule" in sidecar and "kind" in sidecar:
+def _diffusers_process(place: Path, card: Mapping[str, Any]) -> tuple[AnySchedule, Kind]:
+    """Schedule and kind: from our own export's card, the pipeline's scheduler, else DDPM with linear betas."""
+    if card:
         try:
-            schedule: AnySchedule = TypeAdapter(AnySchedule).validate_python(sidecar["schedule"])
-            return schedule, Kind(sidecar["kind"])
-        except (ValidationError, ValueError) as error:
+            schedule: AnySchedule = TypeAdapter(AnySchedule).validate_python(card["schedule"])
+            return schedule, Kind(card["kind"])
+        except (KeyError, ValueError) as error:
             raise UserError(f"{place}/{SIDECAR}: schedule or kind cannot be read; export the expert again") from error
     path = place / "scheduler" / "scheduler_config.json"
     settings = read_json(path) if path.is_file() else {}
-    betas, kind = settings.get("beta_schedule", "linear"), settings.get("prediction_type", "epsilon")
-    names = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
-    kinds = {"epsilon": Kind.EPSILON, "sample": Kind.X0, "v_prediction": Kind.V}
-    if betas not in names or kind not in kinds:
-        raise UserError(f"{path}: beta_schedule {betas!r} with prediction_type {kind!r} is not known; cannot convert")
+    found = (settings.get("beta_schedule", "linear"), settings.get("prediction_type", "epsilon"))
     steps = _integer(settings, "num_train_timesteps", 1000, str(path))
-    return DDPMBetas(names[betas], steps=steps), kinds[kind]  # type: ignore[arg-type]
+    kinds = {"epsilon": Kind.EPSILON, "sample": Kind.X0, "v_prediction": Kind.V}
+    schedules = {
+        "linear": DDPMBetas("linear", steps=steps),
+        "scaled_linear": DDPMBetas("scaled_linear", steps=steps),
+        "squaredcos_cap_v2": DDPMBetas("cosine", steps=steps),
+    }
+    if found[0] not in schedules or found[1] not in kinds:
+        raise UserError(f"{path}: beta_schedule {found[0]!r} with prediction_type {found[1]!r} cannot be converted")
+    return schedules[found[0]], kinds[found[1]]
 
 
 def _model_card_licence(place: Path) -> str | None:

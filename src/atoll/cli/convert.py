@@ -1,0 +1,127 @@
+"""atoll convert: somebody's checkpoint becomes an expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from ..artifacts import UserError
+from ..convert import expert as stage
+from ..convert.report import MEANING, Report
+from ..convert.source import Source, read_source
+from ..data.space import LatentSpace, TextSpace
+from ..islands.order import read_order
+from ..models.dit import DiTConfig
+from .bars import console
+from .describe import parse_latent
+
+FORMS = ("dit", "sit", "pixart", "diffusers")
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="Checkpoint file (.pt, .pth, .safetensors) or diffusers folder")],
+    form: Annotated[str, typer.Option("--from", help="dit, sit, pixart or diffusers")],
+    out: Annotated[Path, typer.Option(help="Folder for the expert")],
+    order: Annotated[str | None, typer.Option(help="Warm start for this order: its architecture and objective")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="Warm start for schedule:kind, such as linear-flow:velocity")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Warm start: adaln or adaln-single, if another one")] = None,
+    text: Annotated[int | None, typer.Option(help="Warm start: read text tokens of this width from now on")] = None,
+    text_length: Annotated[int, typer.Option(help="Text tokens per image, with --text")] = 77,
+    classes: Annotated[int | None, typer.Option(help="Warm start: read this many class labels from now on")] = None,
+    final: Annotated[
+        str, typer.Option(help="Warm start, other objective: new final layer, or keep it and train through the bridge")
+    ] = "new",
+    seed: Annotated[int, typer.Option(help="Warm start: seed of what is re-initialised")] = 0,
+    licence: Annotated[str | None, typer.Option(help="Licence of the source, if it is not the official one")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads, if the width is of no known size")] = None,
+    latent: Annotated[str | None, typer.Option(help="Latent shape, if the file does not say it: 4x32x32")] = None,
+    autoencoder: Annotated[str | None, typer.Option(help="Id of the autoencoder the latents come from")] = None,
+    latent_scale: Annotated[float | None, typer.Option(help="Latents were multiplied by this: 0.18215")] = None,
+    text_encoder: Annotated[str | None, typer.Option(help="Id of the text encoder the network reads")] = None,
+    null_text: Annotated[Path | None, typer.Option(help="Embedding of the empty caption, for diffusers PixArt")] = None,
+) -> None:
+    """Turn a checkpoint into an expert: as it is, or as the warm start of another one.
+
+    Examples:
+
+      atoll convert DiT-XL-2-256x256.pt --from dit --out imagenet-expert
+
+      atoll convert DiT-XL-2-256x256.pt --from dit --order runs/art/orders/03.json --out start-03
+
+      atoll convert SiT-XL-2-256.pt --from sit --objective linear-flow:velocity --text 768 --out start
+
+      atoll convert exported/ --from diffusers --out back
+    """
+    if form not in FORMS:
+        raise UserError(f"--from {form}: use one of {', '.join(FORMS)}")
+    shape = None if latent is None else parse_latent(latent)
+    read = read_source(source, form, heads=heads, latent=shape, licence=licence, null_text=null_text)  # type: ignore[arg-type]
+    target, spaces = _target(read, order, objective, variant, text, text_length, classes, final, seed)
+    if spaces is None:
+        config = read.config if target is None else target.architecture
+        spaces = stage.own_spaces(
+            read, config, autoencoder=autoencoder, latent_scale=latent_scale, text_encoder=text_encoder
+        )
+    done = stage.convert(read, out, latent=spaces[0], text=spaces[1], target=target)
+    print_report(done.report)
+    if read.non_commercial:
+        console.print(f"[bold yellow]non-commercial:[/] the source is under {read.licence}, and so is this expert")
+    what = "warm start" if target is not None else "expert"
+    console.print(f"{what} {done.artifact.digest[:12]} ({done.card.licence}) in [bold]{out}[/bold]")
+
+
+def _target(
+    source: Source,
+    order: str | None,
+    objective: str | None,
+    variant: str | None,
+    text: int | None,
+    text_length: int,
+    classes: int | None,
+    final: str,
+    seed: int,
+) -> tuple[stage.Target | None, tuple[LatentSpace, TextSpace | None] | None]:
+    """What the flags ask for; None for a conversion as it is. An order brings its own latent and text space."""
+    changes: dict[str, Any] = {}
+    if variant is not None:
+        changes["variant"] = variant
+    if text is not None and classes is not None:
+        raise UserError("--text and --classes: a network reads one condition; give only one of them")
+    if text is not None:
+        changes |= {"condition": "tokens", "classes": None, "text_width": text, "text_length": text_length}
+    if classes is not None:
+        changes |= {"condition": "labels", "classes": classes, "text_width": None, "text_length": None}
+    if final not in ("new", "bridge"):
+        raise UserError(f"--final {final}: use new or bridge")
+    layer: stage.FinalLayer = "new" if final == "new" else "bridge"
+    if order is not None:
+        if changes or objective is not None:
+            raise UserError("--order says the architecture and objective; leave out --objective and the others")
+        wanted, _ = read_order(order)
+        schedule, kind = wanted.objective.schedule, wanted.objective.kind
+        target = stage.Target(architecture=wanted.architecture, schedule=schedule, kind=kind, final=layer, seed=seed)
+        return target, (wanted.latent, wanted.text)
+    if objective is None and not changes:
+        return None, None
+    schedule, kind = (source.schedule, source.kind) if objective is None else stage.parse_objective(objective)
+    try:
+        architecture: DiTConfig = replace(source.config, out_channels=None, **changes)
+    except ValueError as error:
+        raise UserError(f"warm start: {error}") from error
+    return stage.Target(architecture=architecture, schedule=schedule, kind=kind, final=layer, seed=seed), None
+
+
+def print_report(report: Report) -> None:
+    """Every key once; the same fate in every block on one line. The whole of it is in conversion.json."""
+    for row in report.rows():
+        key, source, how, note = map(escape, row)  # names come from a stranger's file
+        line = f"[bold]{how:14s}[/] {key} <- {source}" if source != "-" else f"[bold]{how:14s}[/] {key}"
+        console.print(f"{line}  [dim]{note}[/]", soft_wrap=True, highlight=False)
+    for how, count in report.count().items():
+        console.print(f"{count:4d} {how}: {MEANING[how]}", soft_wrap=True, highlight=False)

@@ -1,0 +1,205 @@
+"""The convert stage: a foreign checkpoint becomes an expert, as it is or as the start of another one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+
+from ..artifacts import Artifact, UserError, canonical_json, explain, reuse, write_atomic
+from ..data.space import LatentSpace, TextSpace
+from ..islands.expert import KIND, ExpertCard, write_expert
+from ..models.dit import DiT, DiTConfig
+from ..process import EDM, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
+from .adapt import Trained, keep_mean, reverse_time
+from .report import Report
+from .source import Source
+from .warm_start import warm_start
+
+REPORT = "conversion.json"
+FinalLayer = Literal["new", "bridge"]
+
+# what an exported expert's card says beyond its network
+HISTORY = ("bridge_limit", "cluster", "images", "order", "partition", "origin")
+
+SCHEDULES: dict[str, AnySchedule] = {
+    "linear-flow": LinearFlow(),
+    "cosine-vp": CosineVP(),
+    "ddpm-linear": DDPMBetas("linear"),
+    "ddpm-scaled-linear": DDPMBetas("scaled_linear"),
+    "ddpm-cosine": DDPMBetas("cosine"),
+    "edm": EDM(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a warm start is to become.
+
+    `final` decides about a source of another schedule or kind. new: the final layer starts from zero and the
+    network is trained for (schedule, kind) [HDDM]. bridge: schedule, kind and final layer stay the source's, and
+    the loss of (schedule, kind) is taken through the bridge, so that it starts where it was.
+    """
+
+    architecture: DiTConfig
+    schedule: AnySchedule
+    kind: Kind
+    final: FinalLayer = "new"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A finished conversion: the expert, its card, and what became of every tensor."""
+
+    artifact: Artifact
+    card: ExpertCard
+    report: Report = field(compare=False)
+
+
+def convert(
+    source: Source, out: Path, *, latent: LatentSpace, text: TextSpace | None, target: Target | None = None
+) -> Conversion:
+    """Write `source` as an expert to `out`; without a `target` it keeps its own schedule, kind and architecture."""
+    report = Report()
+    trained = in_our_convention(source, report)
+    origin = f"{source.form} checkpoint, sha256 {source.digest[:12]}"
+    if target is not None:
+        trained, changes = start_from(trained, target)
+        report = follow(report, changes)
+        origin = f"warm start from a {origin}, {target.final} final layer, seed {target.seed}"
+        if source.non_commercial:
+            origin += "; its weights are for non-commercial use only"
+    for name, why in source.imported.dropped.items():
+        report.add(None, (name,), "dropped", why)
+    check_spaces(trained.config, latent, text)
+
+    card = ExpertCard(
+        architecture=trained.config,
+        schedule=trained.schedule,
+        kind=trained.kind,
+        latent=latent,
+        text=text,
+        images=0,
+        origin=origin,
+        licence=source.licence,
+    )
+    if target is None and source.card:  # one of ours comes back: it is still the expert it was
+        kept = {name: source.card[name] for name in HISTORY if name in source.card}
+        card = parse_card({**card.model_dump(mode="json"), **kept}, source.name)
+    parents = {"source": source.digest}
+    there = reuse(out, KIND, card.model_dump(mode="json"), parents)
+    if there is not None:
+        return Conversion(there, card, report)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; give a folder that does not exist yet")
+    out.mkdir(parents=True, exist_ok=True)
+    record = {"source": {"form": source.form, "sha256": source.digest}, "origin": origin, "keys": report.as_json()}
+    write_atomic(out / REPORT, canonical_json(record) + b"\n")
+    return Conversion(write_expert(out, trained.weights, card, [], parents), card, report)
+
+
+def in_our_convention(source: Source, report: Report) -> Trained:
+    """The foreign network as the same function in our convention: time from data to noise, no variance."""
+    weights, sources = dict(source.imported.weights), dict(source.imported.sources)
+    if source.config.condition == "tokens" and "conditioning.null_text" not in weights:
+        fresh = DiT(source.config, torch.Generator().manual_seed(0)).state_dict()
+        weights["conditioning.null_text"] = fresh["conditioning.null_text"]
+        note = "a diffusers folder keeps no null caption; give it with --null-text before using guidance"
+        report.add("conditioning.null_text", (), "re-initialised", note)
+    trained = Trained(source.config, weights, source.schedule, source.kind, sources)
+    if source.reversed_time:
+        trained = reverse_time(trained, report)
+    trained = keep_mean(trained, report)
+    told = {entry.key for entry in report.entries}
+    for key in trained.weights:
+        if key not in told:
+            report.add(key, trained.source(key), "kept")
+    return trained
+
+
+def start_from(trained: Trained, target: Target) -> tuple[Trained, Report]:
+    keep_process = target.final == "bridge"
+    schedule = trained.schedule if keep_process else target.schedule
+    kind = trained.kind if keep_process else target.kind
+    generator = torch.Generator().manual_seed(target.seed)
+    try:
+        return warm_start(trained, target.architecture, schedule, kind, generator=generator)
+    except ValueError as error:
+        raise UserError(f"--from: {error}") from error
+
+
+def follow(first: Report, second: Report) -> Report:
+    """The report of two steps: a tensor kept by the second has the fate the first one gave it."""
+    before = {entry.key: entry for entry in first.entries}
+    both = Report()
+    for entry in second.entries:
+        both.entries.append(before[entry.key] if entry.how == "kept" and entry.key in before else entry)
+    return both
+
+
+def own_spaces(
+    source: Source, config: DiTConfig, *, autoencoder: str | None, latent_scale: float | None, text_encoder: str | None
+) -> tuple[LatentSpace, TextSpace | None]:
+    """The latent and text space of a converted network.
+
+    An expert that was exported has its own; official networks saw Stable Diffusion's latents times 0.18215.
+    """
+    if source.card and autoencoder is None and text_encoder is None:
+        card = parse_card(dict(source.card), source.name)
+        return card.latent, card.text
+    channels = config.latent[0]
+    if autoencoder is None and channels != 4:
+        raise UserError(f"--autoencoder: say which one makes these {channels}-channel latents, such as pixels")
+    scale = latent_scale if latent_scale is not None else (0.18215 if autoencoder is None else 1.0)
+    if not (math.isfinite(scale) and scale > 0):
+        raise UserError(f"--latent-scale {scale}: must be a positive number, such as 0.18215")
+    latent = LatentSpace(
+        autoencoder=autoencoder or "stabilityai/sd-vae-ft-ema",
+        shape=config.latent,
+        mean=(0.0,) * channels,
+        std=(1.0 / scale,) * channels,
+    )
+    if config.condition not in ("tokens", "pooled"):
+        return latent, None
+    if text_encoder is None and source.form != "pixart":
+        raise UserError("--text-encoder: say which one makes the text embeddings this network reads")
+    return latent, TextSpace(
+        encoder=text_encoder or "t5:DeepFloyd/t5-v1_1-xxl",
+        kind="tokens" if config.condition == "tokens" else "pooled",
+        length=config.text_length or 1,
+        width=config.text_width,
+    )
+
+
+def parse_card(values: dict[str, Any], where: str) -> ExpertCard:
+    try:
+        return ExpertCard.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{where}: its expert card cannot be read ({explain(error)}); export it again") from error
+
+
+def check_spaces(config: DiTConfig, latent: LatentSpace, text: TextSpace | None) -> None:
+    if tuple(latent.shape) != tuple(config.latent):
+        raise UserError(f"--latent: the network takes {config.latent}, the latent space has {tuple(latent.shape)}")
+    needed = {"tokens": "tokens", "pooled": "pooled", "words": "words"}.get(config.condition)
+    if (text.kind if text is not None else None) != needed:
+        raise UserError(
+            f"--text-encoder: a network conditioned on {config.condition} needs a text space of kind {needed}, "
+            f"got {text.kind if text is not None else None}"
+        )
+
+
+def parse_objective(text: str) -> tuple[AnySchedule, Kind]:
+    """`linear-flow:velocity` -> a schedule and a kind."""
+    schedule, _, kind = text.partition(":")
+    if schedule not in SCHEDULES or kind not in list(Kind):
+        raise UserError(
+            f"--objective {text}: write schedule:kind such as linear-flow:velocity; schedules are "
+            f"{', '.join(SCHEDULES)}, kinds {', '.join(Kind)}"
+        )
+    return SCHEDULES[schedule], Kind(kind)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,24 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ..artifacts import canonical_json, write_atomic
-from ..models.autoencoders import Autoencoder
-from ..partition.features import FeatureExtractor
+from ..artifacts import UserError, canonical_json, write_atomic
+from ..models.autoencoders import Autoencoder, load_autoencoder
+from ..partition.features import load_extractor
 from .gather import Slice, unite
 from .index import SCHEMA, split_of
 from .shards import read_shard, write_shard
-from .space import LatentSpace
-from .text import TextEncoder
+from .space import LatentSpace, TextSpace
+from .text import text_encoder
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """What turns images and captions into tensors."""
+    """What turns images and captions into tensors, by name: each worker loads its own."""
 
-    autoencoder: Autoencoder
-    features: FeatureExtractor
-    text: TextEncoder | None
-    device: str = "cpu"
+    autoencoder: str
+    features: str
+    text: TextSpace | None
+    device: str
 
 
 @dataclass(frozen=True)
@@ -95,21 +96,32 @@ def encode(task: EncodeTask) -> int:
 
 def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> tuple[Tensor, Tensor]:
     """Latents float32 [N, C, H, W] as the autoencoder gives them, and features float32 [N, D]."""
+    autoencoder = open_autoencoder(encoders.autoencoder, encoders.device)
+    extractor = load_extractor(encoders.features, encoders.device)
     latents, features = [], []
     for start in range(0, len(pixels), batch):
         images = torch.from_numpy(pixels[start : start + batch]).to(encoders.device)
-        latents.append(encoders.autoencoder.encode(images).float().cpu())
-        features.append(encoders.features.extract(images).float().cpu())
+        latents.append(autoencoder.encode(images).float().cpu())
+        features.append(extractor.extract(images).float().cpu())
     return torch.cat(latents), torch.cat(features)
 
 
-def encode_captions(encoder: TextEncoder | None, captions: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+@lru_cache(maxsize=2)
+def open_autoencoder(name: str, device: str) -> Autoencoder:
+    """The autoencoder a user names with --autoencoder; kept, since a worker needs it for every shard."""
+    try:
+        return load_autoencoder(name)
+    except ValueError as error:
+        raise UserError(f"--autoencoder {name}: {error}") from error
+
+
+def encode_captions(space: TextSpace | None, captions: Sequence[Sequence[str]]) -> dict[str, Tensor]:
     """`captions` offsets int64 [N + 1] and the text tensors of all captions, one after another."""
-    if encoder is None:
+    if space is None:
         return {}
     ends = torch.tensor([len(texts) for texts in captions], dtype=torch.int64).cumsum(0)
     flat = [text for texts in captions for text in texts]
-    return {"captions": torch.cat([torch.zeros(1, dtype=torch.int64), ends]), **encoder.encode(flat)}
+    return {"captions": torch.cat([torch.zeros(1, dtype=torch.int64), ends]), **text_encoder(space).encode(flat)}
 
 
 def moments(latents: Tensor) -> dict[str, list[float] | int]:

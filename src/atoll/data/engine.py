@@ -1,17 +1,19 @@
-"""Where the work of a stage runs: in this process, or on the cores of this machine.
+"""Where the work of a stage runs: in this process, on the cores of this machine, or on a Ray cluster.
 
 An engine only calls functions on items. Every function writes its result under a name that depends on the item
-alone, and computes with a fixed number of threads; so the number of workers changes the time and nothing else.
+alone, and computes with a fixed number of threads; so the engine changes the time and nothing else.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..artifacts import UserError
 
@@ -19,9 +21,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Workers(Protocol):
+    """Workers at hand. Results come in any order; functions and items are pickled, and results should be small."""
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]: ...
+
+
 class Engine(Protocol):
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Results in any order. `function` and items must be picklable; results should be small."""
+    def start(self) -> AbstractContextManager[Workers]:
+        """Workers for the time of a `with` block."""
         ...
 
 
@@ -31,26 +39,104 @@ class Local:
 
     workers: int = 1
 
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        if self.workers == 1 or len(items) < 2:
-            yield from map(function, items)
+    @contextmanager
+    def start(self) -> Iterator[Workers]:
+        if self.workers < 1:
+            raise UserError(f"--workers {self.workers}: must be at least 1")
+        if self.workers == 1:
+            yield ThisProcess()
             return
         # spawn: a forked process would inherit locks of torch's and faiss's threads
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.workers, len(items)), mp_context=context) as pool:
-            queue = list(reversed(items))
-            running: set[Future[Result]] = set()
+        with ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
             try:
-                while queue or running:
-                    while queue and len(running) < 2 * self.workers:
-                        running.add(pool.submit(function, queue.pop()))
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield future.result()
-            except BrokenProcessPool as error:
-                raise UserError(
-                    "a worker process died, most likely for want of memory; run the same command again to go on, "
-                    "with fewer --workers"
-                ) from error
+                yield Pool(pool, self.workers)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+
+class ThisProcess:
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        return map(function, items)
+
+
+@dataclass(frozen=True)
+class Pool:
+    pool: ProcessPoolExecutor
+    workers: int
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        waiting = list(reversed(items))
+        running: set[Future[Result]] = set()
+        try:
+            while waiting or running:
+                # a few ahead keep everybody busy; all at once would pickle every item now
+                while waiting and len(running) < 2 * self.workers:
+                    running.add(self.pool.submit(function, waiting.pop()))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process died, most likely for want of memory; run the same command again to go on, "
+                "with fewer --workers"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A Ray cluster: the one at `address`, or one started on this machine.
+
+    Every node must see the source and the folder of --out under the same path, as on a shared file system.
+    """
+
+    address: str | None = None
+
+    @contextmanager
+    def start(self) -> Iterator[Workers]:
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError("--engine ray: needs ray; pip install 'atoll-diffusion[ray]'") from error
+        started = not ray.is_initialized()
+        if started:
+            try:
+                ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise UserError(f"--ray-address {self.address}: cannot reach the cluster ({error})") from error
+        try:
+            yield RayTasks(ray)
+        finally:
+            if started:
+                ray.shutdown()
+
+
+@dataclass(frozen=True)
+class RayTasks:
+    ray: Any
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        remote = self.ray.remote(num_cpus=1, max_retries=3)(function)
+        most = 2 * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+        waiting = list(reversed(items))
+        running: list[Any] = []
+        while waiting or running:
+            while waiting and len(running) < most:
+                running.append(remote.remote(waiting.pop()))
+            done, running = self.ray.wait(running)
+            try:
+                yield from self.ray.get(done)
+            except self.ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                if isinstance(cause, UserError | FileNotFoundError):
+                    raise UserError(
+                        f"a Ray worker failed: {cause}; every node must see the source and --out under the same path"
+                    ) from error
+                raise
+
+
+def engine_named(name: str, workers: int, address: str | None) -> Engine:
+    if name == "local":
+        return Local(workers)
+    if name == "ray":
+        return Ray(address)
+    raise UserError(f"--engine {name}: use local or ray")

@@ -25,15 +25,15 @@ from ..artifacts import (
     sha256_bytes,
     write_atomic,
 )
-from ..models.autoencoders import Autoencoder, load_autoencoder
 from ..partition.features import load_extractor
-from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
+from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise, open_autoencoder
 from .engine import Engine, Local
 from .gather import GatherTask, chunk_stems, gather, read_captions, read_rejects, slices_by_shard
 from .index import SCHEMA
 from .progress import Progress, silent
 from .sources import Source, SourceConfig, Unit, open_source
-from .text import TextEncoder, Words
+from .space import TextSpace
+from .text import Words
 
 KIND = "data"
 
@@ -72,7 +72,7 @@ def prepare(
     origin = open_source(source, config.source)
     size = config.size or origin.default_size
     config = config.model_copy(update={"size": size, "smallest": config.smallest or max(1, size // 2)})
-    autoencoder = find_autoencoder(config.autoencoder)
+    autoencoder = open_autoencoder(config.autoencoder, device)
     extractor = load_extractor(config.features, device)
     request = {
         **config.model_dump(exclude={"source"}),
@@ -83,7 +83,7 @@ def prepare(
     if (there := already_there(out, request, source)) is not None:
         return there
 
-    with Draft(out, KIND, resumable=True) as draft:
+    with Draft(out, KIND, resumable=True) as draft, engine.start() as workers:
         state = draft.folder / "state"
         chunks, encoded = state / "chunks", state / "encoded"
         for folder in (chunks, encoded):
@@ -92,15 +92,15 @@ def prepare(
         check_same_work(state / "work.json", request, source, units)
 
         rows = 0
-        for unit_rows in engine.map(gather, gather_tasks(origin, units, chunks, config)):
+        for unit_rows in workers.map(gather, gather_tasks(origin, units, chunks, config)):
             rows += unit_rows
             progress("reading images", rows, None)
         if rows == 0:
             raise UserError(f"{source}: none of its images can be used; {first_reject(chunks)}")
 
         stems = chunk_stems(chunks)
-        text = text_encoder(config.text_encoder, stems)
-        encoders = Encoders(autoencoder, extractor, text, device)
+        text = text_space(config.text_encoder, stems)
+        encoders = Encoders(config.autoencoder, config.features, text, device)
         shards = -(-rows // config.shard_rows)
         tasks = [
             EncodeTask(
@@ -116,7 +116,7 @@ def prepare(
             for number, slices in enumerate(slices_by_shard(stems, shards))
         ]
         count = 0
-        for shard_count in engine.map(encode, tasks):
+        for shard_count in workers.map(encode, tasks):
             count += shard_count
             progress("encoding", count, rows)
 
@@ -126,7 +126,7 @@ def prepare(
         space = latent_space(autoencoder.id, autoencoder.latent_shape(origin.channels, size), summaries)
         done = 0
         targets = [NormaliseTask(n, encoded, draft.folder / "shards", space) for n in range(shards)]
-        for shard_count in engine.map(normalise, targets):
+        for shard_count in workers.map(normalise, targets):
             done += shard_count
             progress("writing shards", done, count)
 
@@ -141,7 +141,7 @@ def prepare(
                 "channels": origin.channels,
                 "latent": space.model_dump(mode="json"),
                 "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
-                "text": None if text is None else text.space.model_dump(mode="json"),
+                "text": None if text is None else text.model_dump(mode="json"),
                 "split": {"validation": config.validation, "holdout": config.holdout},
                 "labels": label_count(summaries),
                 "count": count,
@@ -150,13 +150,6 @@ def prepare(
                 "rejected": rejected,
             }
         )
-
-
-def find_autoencoder(name: str) -> Autoencoder:
-    try:
-        return load_autoencoder(name)
-    except ValueError as error:
-        raise UserError(f"--autoencoder: {error}") from error
 
 
 def already_there(out: str | Path | Store, request: dict[str, Any], source: str) -> Artifact | None:
@@ -205,12 +198,12 @@ def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: Pr
     ]
 
 
-def text_encoder(name: str, stems: Sequence[Path]) -> TextEncoder | None:
-    """The encoder of this name for the captions in these chunks; None for a set without captions."""
-    if name == "none" or not any(True for _ in all_captions(stems)):
+def text_space(name: str, stems: Sequence[Path]) -> TextSpace | None:
+    """The text space of the encoder of this name, for the captions in these chunks; None without captions."""
+    if name == "none" or next(all_captions(stems), None) is None:
         return None
     if name == "words":
-        return Words.of(all_captions(stems))
+        return Words.of(all_captions(stems)).space
     raise UserError(f"--text-encoder {name}: not known; use words or none")
 
 

@@ -90,3 +90,10 @@ def load_text_encoder(space: TextSpace) -> TextEncoder:
     if space.encoder == "words":
         return Words(space)
     raise UserError(f"text encoder {space.encoder!r}: not known to this atoll; use a newer one")
+
+
+def text_encoder(space: TextSpace) -> TextEncoder:
+    """The encoder that made this text space, for captions of a shard or prompts of a user."""
+    if space.kind == "words":
+        return Words(space)
+    raise UserError(f"text encoder {space.encoder}: not known; use words")

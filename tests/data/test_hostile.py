@@ -1,0 +1,101 @@
+"""A crawl holds everything. Nothing may be lost, nothing silent, nothing fatal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forms import FORMS, Item
+from hostile import SIZE, corpus, encoded, picture
+from PIL import Image
+
+from atoll.artifacts import UserError
+from atoll.data import Index, PrepareConfig, prepare
+from atoll.data.images import to_pixels
+from atoll.data.sources import Sample
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_input_is_a_sample_or_a_listed_reject(form: str, tmp_path: Path) -> None:
+    inputs = corpus()
+    assert len(inputs) >= 60
+    place = FORMS[form](tmp_path / "source", [Item(i.name, i.content) for i in inputs])
+    data = prepare(place, tmp_path / "data", PrepareConfig(size=SIZE))
+    rejects = [json.loads(line) for line in data.read("rejects.jsonl").splitlines()]
+    assert sorted(Index.of(data).ids) == sorted(sha(i.content) for i in inputs if i.reason is None)
+    assert {r["id"]: r["reason"] for r in rejects} == {sha(i.content): i.reason for i in inputs if i.reason}
+    assert len(rejects) + data.config["count"] == len(inputs)
+    assert sum(data.config["rejected"].values()) == len(rejects)
+    # people look for names: the log has them, the digest does not depend on them
+    log = [json.loads(line) for line in (tmp_path / "data" / "log.jsonl").read_text().splitlines()]
+    assert len([entry for entry in log if "rejected" in entry]) == len(rejects)
+
+
+def test_all_forms_make_the_same_artifact(tmp_path: Path) -> None:
+    items = [Item(i.name, i.content, "a thing", 3) for i in corpus()]
+    digests = {
+        prepare(make(tmp_path / form, items), tmp_path / f"{form}-data", PrepareConfig(size=SIZE)).digest
+        for form, make in FORMS.items()
+    }
+    assert len(digests) == 1
+
+
+def test_nothing_usable_is_one_line(tmp_path: Path) -> None:
+    place = FORMS["folder"](tmp_path / "source", [Item(i.name, i.content) for i in corpus() if i.reason])
+    with pytest.raises(UserError, match="none of its images can be used; the first one, .*: "):
+        prepare(place, tmp_path / "data", PrepareConfig(size=SIZE))
+    assert not (tmp_path / "data").exists()
+
+
+def pixels(content: bytes, size: int = SIZE) -> np.ndarray:
+    return to_pixels(Sample("x", content), size, 3, 1).astype(int)
+
+
+def test_exif_turns_the_picture() -> None:
+    array = picture(1, 40, 40)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise
+    turned = pixels(encoded(array, "PNG", exif=exif.tobytes()), 40)
+    np.testing.assert_array_equal(turned, np.rot90(array, -1).transpose(2, 0, 1))
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    grey = picture(2, 40, 40, 1)
+    wide = pixels(encoded(grey.astype(np.uint16) * 257, "PNG"), 40)
+    np.testing.assert_array_equal(wide[0], grey)
+
+
+def test_animation_gives_its_first_frame() -> None:
+    frames = [Image.fromarray(picture(i, 40, 40)) for i in range(3)]
+    moving = pixels(encoded(frames[0], "PNG", save_all=True, append_images=frames[1:]), 40)
+    np.testing.assert_array_equal(moving, picture(0, 40, 40).transpose(2, 0, 1))
+
+
+def test_transparent_is_laid_on_white() -> None:
+    clear = np.zeros((40, 40, 4), np.uint8)
+    assert (pixels(encoded(clear, "PNG"), 40) == 255).all()
+
+
+def test_cmyk_keeps_its_colours() -> None:
+    array = picture(3, 40, 40)
+    back = pixels(encoded(Image.fromarray(array).convert("CMYK"), "TIFF"), 40)
+    assert abs(back - array.transpose(2, 0, 1)).max() <= 1
+
+
+def test_resizing_takes_the_middle_and_does_not_alias() -> None:
+    # a one-pixel checkerboard is grey when seen from afar; picking single pixels would give black or white
+    board = (np.indices((256, 512)).sum(0) % 2 * 255).astype(np.uint8)
+    middle = pixels(encoded(np.dstack([board] * 3), "PNG"), 32)
+    assert abs(middle[:, 4:-4, 4:-4] - 127.5).max() < 3
+    # the middle square of three colours side by side is the middle one
+    stripes = np.zeros((40, 120, 3), np.uint8)
+    for third in range(3):
+        stripes[:, 40 * third : 40 * third + 40, third] = 255
+    assert (pixels(encoded(stripes, "PNG"), 40) == np.array([0, 255, 0])[:, None, None]).all()

@@ -14,16 +14,14 @@ from atoll.process import (
     Condition,
     CosineVP,
     DDPMBetas,
-    Denoiser,
     Kind,
     LinearFlow,
     NetworkDenoiser,
     PaperFusion,
-    Prediction,
     Schedule,
     x0_gain,
 )
-from atoll.router.closed_form import ExactDenoiser
+from atoll.router.closed_form import ExactDenoiser, ImperfectDenoiser
 from gaussian_world import PRODUCT, SCHEDULES, WORLD, covered, name, relative_error, states
 
 TIMES = [0.001, 0.002, 0.005, 0.011, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.93, 0.98, 0.987, 0.992, 0.997, 0.999]
@@ -33,19 +31,6 @@ TRUTH = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)
 
 def expert(schedule: Schedule, kind: Kind) -> ExactDenoiser:
     return ExactDenoiser(WORLD, schedule, kind)
-
-
-class Noisy:
-    """An expert whose answer is off by `share` of its own size, at random, the same for every row place."""
-
-    def __init__(self, denoiser: Denoiser, share: float) -> None:
-        self.denoiser, self.share = denoiser, share
-        self.schedule, self.kind = denoiser.schedule, denoiser.kind
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        value = self.denoiser(x, t, condition).value
-        mistake = torch.randn(value.shape, generator=torch.Generator().manual_seed(7), dtype=value.dtype)
-        return Prediction(self.kind, value + self.share * value.square().mean(1, keepdim=True).sqrt() * mistake)
 
 
 @pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
@@ -148,16 +133,11 @@ def test_a_small_mistake_travels_as_the_gain_says(kind: Kind) -> None:
     """Linear velocity error of a bridged VP expert: |a' dx0 + b' deps| with deps = -(alpha/sigma) dx0."""
     schedule = CosineVP()
     x, t = states(256, [0.02, 0.1, 0.5, 0.9, 0.98])
-    plain, wrong = (Bridge(Noisy(expert(schedule, kind), share), limit=None) for share in (0.0, 0.01))
+    imperfect = ImperfectDenoiser(expert(schedule, kind), 0.01)
+    plain, wrong = (Bridge(denoiser, limit=None) for denoiser in (imperfect.denoiser, imperfect))
     moved = (wrong(x, t, None).value - plain(x, t, None).value).norm(dim=1)
     s = plain.expert_time(t)
-    scale = torch.hypot(schedule.alpha(s), schedule.sigma(s)) / torch.hypot(1 - t, t)
-    value = expert(schedule, kind)((scale[:, None] * x), s, None).value
-    mistake = (
-        0.01
-        * value.square().mean(1, keepdim=True).sqrt()
-        * torch.randn(value.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    )
+    mistake = imperfect.mistake(x, s)
     # on the linear path v = (x - x0) / t, so an error of x0 counts 1/t
     torch.testing.assert_close(moved, x0_gain(kind, schedule, s) / t * mistake.norm(dim=1), rtol=1e-7, atol=1e-12)
 
@@ -168,7 +148,7 @@ def test_the_limit_tames_a_noisy_epsilon_expert_and_only_there() -> None:
     truth = TRUTH(x, t, None).value
 
     def error(limit: float | None, share: float) -> list[float]:
-        answer = Bridge(Noisy(expert(CosineVP(), Kind.EPSILON), share), limit=limit)(x, t, None).value
+        answer = Bridge(ImperfectDenoiser(expert(CosineVP(), Kind.EPSILON), share), limit=limit)(x, t, None).value
         return relative_error(answer, truth).reshape(5, -1).median(dim=1).values.tolist()
 
     free, held = error(None, 0.01), error(100.0, 0.01)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process import Condition, Kind, LinearFlow, Prediction, Schedule, combine, wide_dtype
+from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, Schedule, combine, per_sample, wide_dtype
+from ..process.prediction import coefficients
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,37 @@ class ExactDenoiser:
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
         known = self.world.posterior(x, t, self.schedule, condition)
         return Prediction(self.kind, combine(self.kind, self.schedule, t, known.x0, known.eps).value.to(x.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class ImperfectDenoiser:
+    """A denoiser whose answer is off by `share` of the size of what its kind is trained on, in a random direction.
+
+    That size is the root mean square of p x0 + q eps for data of standard deviation 1. The direction of row i is the
+    same in every call, so two calls differ by what was asked and nothing else.
+    """
+
+    denoiser: Denoiser
+    share: float
+    seed: int = 0
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.denoiser.schedule
+
+    @property
+    def kind(self) -> Kind:
+        return self.denoiser.kind
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        answer = self.denoiser(x, t, condition)
+        return Prediction(answer.kind, answer.value + self.mistake(answer.value, t))
+
+    def mistake(self, value: Tensor, t: Tensor) -> Tensor:
+        """What is added to an answer shaped like `value`."""
+        direction = torch.randn(value.shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
+        size = self.share * torch.hypot(*coefficients(self.kind, self.schedule, t))
+        return per_sample(size, value).to(value) * direction.to(value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from runs import made_once, make_demo, make_planned
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -22,3 +24,22 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the shared data folder at {SHARED}: NOT TESTED HERE")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """One folder for all test processes of a session."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def planned(session_folder: Path) -> Path:
+    """A run with data, a partition of three clusters and three tiny orders. Read only."""
+    return made_once(session_folder, "planned", make_planned)
+
+
+@pytest.fixture(scope="session")
+def tiny_demo(session_folder: Path) -> Path:
+    """An unbroken run of the tiny demo. Read only."""
+    return made_once(session_folder, "demo", make_demo)

@@ -42,7 +42,7 @@ def tiny_size() -> Size:
     small = {"images": 640, "batch": 32, "warmup_images": 64, "ema_images": 64}
     training = orders.training.model_copy(update=small)
     # such an expert has learned nothing yet, and is admitted all the same
-    acceptance = orders.acceptance.model_copy(update={"better_than_gaussian": 1000.0})
+    acceptance = orders.acceptance.model_copy(update={"gaussians": 1000.0})
     orders = orders.model_copy(update={"training": training, "acceptance": acceptance})
     return Size(orders, router_images=1280, samples=40, steps=4)
 

@@ -50,11 +50,11 @@ def admit(run: Store, contribution: str | Path) -> Admission:
             return Admission(member, already=True)
 
     yardsticks = measure(expert, order, data, partition)
-    worst = order.acceptance.better_than_gaussian * yardsticks.gaussian
+    worst = order.acceptance.gaussians * yardsticks.gaussian
     if not yardsticks.inside <= worst:
         raise UserError(
             f"{contribution}: refused, its holdout error {yardsticks.inside:.4f} on cluster {order.cluster} is above "
-            f"{worst:.4f}, what a Gaussian reaches; train it longer"
+            f"{worst:.4f}, {order.acceptance.gaussians:g} times a Gaussian's; train it longer"
         )
     member = Member(
         path=f"contributions/{order.name}-{expert.digest[:12]}",
@@ -73,11 +73,10 @@ def admit(run: Store, contribution: str | Path) -> Admission:
 
 def order_of(run: Store, expert: Expert, contribution: str | Path) -> Order:
     """The order of this run that the expert was trained for."""
-    for name in run.child("orders").children():
-        if name.endswith(".json") and name != "manifest.json":
-            order, _ = read_order(f"{run}/orders/{name}")
-            if order.digest() == expert.card.order and order.cluster is not None:
-                return order
+    for name in Artifact.open(run.child("orders"), "orders").names():
+        order, _ = read_order(f"{run}/orders/{name}")
+        if order.digest() == expert.card.order and order.cluster is not None:
+            return order
     raise UserError(f"{contribution}: was trained for no order of {run}; admit it to the run that gave the order")
 
 

@@ -1,0 +1,76 @@
+"""Metrics against scipy and against sets whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.linalg import sqrtm
+from scipy.spatial import cKDTree
+
+from atoll.evaluation.evaluate import against_monolith
+from atoll.evaluation.metrics import Recogniser, frechet_distance, nearest_distances
+
+RNG = np.random.default_rng(0)
+
+
+def test_frechet_agrees_with_scipys_matrix_root() -> None:
+    a, b = RNG.normal(size=(500, 8)) @ RNG.normal(size=(8, 8)), RNG.normal(size=(400, 8)) + 0.3
+    cov_a, cov_b = np.cov(a.T), np.cov(b.T)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a + cov_b - 2 * sqrtm(cov_a @ cov_b).real)
+    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-9)
+
+
+def test_frechet_of_shifted_and_scaled_gaussians_is_the_closed_form() -> None:
+    a = RNG.normal(size=(100_000, 3))
+    assert frechet_distance(a, 2.0 * a + 1.0) == pytest.approx(
+        ((a.mean(0) + 1.0) ** 2).sum() + np.trace(np.cov(a.T)), rel=1e-6
+    )
+    assert frechet_distance(a, a) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_frechet_takes_pixels_that_are_always_black() -> None:
+    a, b = RNG.normal(size=(50, 6)), RNG.normal(size=(50, 6))
+    black = np.zeros((50, 3))
+    assert frechet_distance(np.hstack([a, black]), np.hstack([b, black])) == pytest.approx(frechet_distance(a, b))
+
+
+def test_frechet_refuses_one_sample() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        frechet_distance(np.zeros((1, 2)), np.zeros((5, 2)))
+
+
+def test_nearest_distances_agree_with_a_tree() -> None:
+    a, b = RNG.normal(size=(80, 5)), RNG.normal(size=(60, 5))
+    np.testing.assert_allclose(nearest_distances(a, b), cKDTree(b).query(a)[0], rtol=1e-9)
+    np.testing.assert_allclose(
+        nearest_distances(b, b, leave_one_out=True), cKDTree(b).query(b, k=2)[0][:, 1], rtol=1e-7
+    )
+    assert np.allclose(nearest_distances(b[:5], b), 0, atol=1e-6), "a copy lies on its original"
+
+
+def test_the_recogniser_knows_separate_blobs_and_its_own_limits() -> None:
+    labels = np.repeat(np.arange(3), 40)
+    features = RNG.normal(size=(120, 2)) + 20.0 * labels[:, None]
+    recogniser = Recogniser.fitted(features, labels)
+    assert recogniser.accuracy == 1.0
+    assert recogniser.share_right(features, labels) == 1.0
+    assert recogniser.share_right(features, (labels + 1) % 3) == 0.0
+    noise = Recogniser.fitted(RNG.normal(size=(120, 2)), RNG.permutation(labels))
+    assert noise.accuracy < 0.6
+
+
+def test_the_headline_compares_the_better_of_top_1_and_top_2_with_the_monolith() -> None:
+    def arm(model: str, route: str | None, frechet: float, router: str | None = None, guidance: float = 1.0) -> dict:
+        return {"model": model, "route": route, "frechet": frechet, "router": router, "guidance": guidance}
+
+    arms = [
+        arm("ensemble", "top-1", 30.0),
+        arm("ensemble", "top-2", 20.0),
+        arm("ensemble", "full", 10.0),
+        arm("ensemble", "top-2", 5.0, router="router-blind"),
+        arm("ensemble", "top-2", 1.0, guidance=2.0),
+        arm("monolith", None, 25.0),
+    ]
+    table = against_monolith(arms)
+    assert table == {"guidance 1": {"monolith": 25.0, "ensemble": 20.0, "route": "top-2", "ratio": 0.8}}
+    assert against_monolith(arms[:-1]) is None

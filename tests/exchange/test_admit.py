@@ -1,0 +1,187 @@
+"""Admission: a stranger's expert is checked, measured on unseen data, and only then let in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from atoll.artifacts import Artifact, Store, UserError, seal
+from atoll.ensemble.file import find_ensemble
+from atoll.exchange.admit import GaussianDenoiser, admit
+from atoll.islands.expert import ExpertCard, load_expert
+from atoll.islands.train import train
+from atoll.process import LinearFlow, noisy, velocity_error
+from runs import atoll
+
+
+@pytest.fixture(scope="module")
+def expert(planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("expert") / "01"
+    train(planned / "orders" / "01.json", out, device="cpu")
+    return out
+
+
+@pytest.fixture
+def run(planned: Path, tmp_path: Path) -> Path:
+    """A copy of the planned run, so that what is admitted touches no other test."""
+    return Path(shutil.copytree(planned, tmp_path / "run"))
+
+
+def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
+    """The same expert for the same order with another acceptance rule (tiny experts pass no real one)."""
+    from atoll.islands.order import read_order
+
+    order, _ = read_order(run / "orders" / "01.json")
+    order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"gaussians": gaussians})})
+    (run / "orders" / "01.json").write_bytes(order.to_bytes())
+    return resealed(expert, tmp_path / f"for-{gaussians}", order=order.digest())
+
+
+def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None = None, **card: object) -> Path:
+    """An expert folder as somebody with bad intentions or bad luck would hand it in, manifest and all."""
+    shutil.copytree(expert, place)
+    (place / "manifest.json").unlink()
+    content = json.loads((place / "expert.json").read_bytes()) | card
+    (place / "expert.json").write_text(json.dumps(content))
+    if weights is not None:
+        save_file(weights, place / "model.safetensors")
+    seal(place, "expert", config=content, parents={}, licence=None)
+    return place
+
+
+def test_an_honest_expert_is_admitted_measured_and_named(run: Path, expert: Path, tmp_path: Path) -> None:
+    folder = loosened(run, expert, tmp_path, 100.0)
+    result = admit(Store.at(run), folder)
+    assert not result.already
+    file = find_ensemble(Store.at(run))
+    assert file is not None
+    assert [member.cluster for member in file.experts] == [1]
+    assert file.empty_clusters() == [0, 2]
+    assert Artifact.open(run / file.experts[0].path, "expert").digest == Artifact.open(folder).digest
+    scores = file.experts[0].yardsticks
+    assert scores is not None
+    assert scores.outside is not None
+    assert 0 < scores.inside < 5
+    assert 0 < scores.gaussian < 2
+
+
+def test_admitting_twice_changes_nothing(run: Path, expert: Path, tmp_path: Path) -> None:
+    folder = loosened(run, expert, tmp_path, 100.0)
+    admit(Store.at(run), folder)
+    before = (run / "ensemble.json").read_bytes()
+    assert admit(Store.at(run), folder).already
+    assert (run / "ensemble.json").read_bytes() == before
+
+
+def test_a_better_expert_takes_the_place_and_the_history_stays(run: Path, expert: Path, tmp_path: Path) -> None:
+    folder = loosened(run, expert, tmp_path, 100.0)
+    admit(Store.at(run), folder)
+    first = find_ensemble(Store.at(run))
+    assert first is not None
+    weights = {name: 1.01 * value for name, value in load_file(folder / "model.safetensors").items()}
+    admit(Store.at(run), resealed(folder, tmp_path / "second", weights))
+    second = find_ensemble(Store.at(run))
+    assert second is not None
+    assert second.predecessor == first.digest()
+    assert second.experts[0].digest != first.experts[0].digest
+    assert (run / first.experts[0].path / "model.safetensors").exists()
+
+
+def test_an_expert_that_learned_nothing_is_refused_and_nothing_is_written(
+    run: Path, expert: Path, tmp_path: Path
+) -> None:
+    folder = loosened(run, expert, tmp_path, 0.01)
+    process = atoll("admit", folder, "--out", run, check=False)
+    assert process.returncode == 2
+    assert "refused, its holdout error" in process.stderr
+    assert "train it longer" in process.stderr
+    assert not (run / "ensemble.json").exists()
+    assert not (run / "contributions").exists()
+
+
+def bad(kind: str, expert: Path, place: Path) -> Path:
+    weights = load_file(expert / "model.safetensors")
+    name = next(iter(weights))
+    if kind == "nan":
+        weights[name].view(-1)[0] = float("nan")
+    elif kind == "shape":
+        weights[name] = torch.zeros(3, 3, 3)
+    elif kind == "missing":
+        del weights[name]
+    elif kind == "unknown":
+        weights["backdoor"] = torch.zeros(1)
+    elif kind == "latent":
+        card = ExpertCard.model_validate_json((expert / "expert.json").read_bytes())
+        return resealed(expert, place, latent=card.latent.model_dump(mode="json") | {"mean": [0.25]})
+    elif kind == "partition":
+        return resealed(expert, place, partition="0" * 64)
+    elif kind == "order":
+        return resealed(expert, place, order="0" * 64)
+    elif kind == "card":
+        return resealed(expert, place, kind="nonsense")
+    elif kind == "pickle":
+        folder = resealed(expert, place)
+        (folder / "manifest.json").unlink()
+        torch.save({"weights": torch.zeros(1)}, folder / "model.safetensors")
+        seal(folder, "expert", config={}, parents={}, licence=None)
+        return folder
+    elif kind == "tampered":
+        folder = resealed(expert, place)
+        data = bytearray((folder / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (folder / "model.safetensors").write_bytes(bytes(data))
+        return folder
+    elif kind == "unfinished":
+        folder = resealed(expert, place)
+        (folder / "manifest.json").unlink()
+        return folder
+    return resealed(expert, place, weights)
+
+
+REASONS = {
+    "nan": "not finite",
+    "shape": "has shape",
+    "missing": "do not fit the card's architecture",
+    "unknown": "unknown backdoor",
+    "latent": "another latent space",
+    "partition": "another partition",
+    "order": "no order of",
+    "card": "not valid",
+    "pickle": "not a readable safetensors file",
+    "tampered": "corrupt",
+    "unfinished": "no finished expert artifact",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_every_kind_of_bad_expert_is_refused_in_one_line(kind: str, run: Path, expert: Path, tmp_path: Path) -> None:
+    folder = bad(kind, loosened(run, expert, tmp_path, 100.0), tmp_path / "bad")
+    with pytest.raises(UserError, match=REASONS[kind]) as caught:
+        admit(Store.at(run), folder)
+    assert "\n" not in str(caught.value)
+    assert not (run / "ensemble.json").exists()
+
+
+def test_loading_an_expert_gives_the_weights_that_were_written(expert: Path) -> None:
+    network = load_expert(expert).network
+    for name, value in load_file(expert / "model.safetensors").items():
+        assert torch.equal(network.state_dict()[name], value)
+
+
+def test_the_gaussian_is_ideal_for_gaussian_data() -> None:
+    """For independent normal values no denoiser beats it; its error is the closed form s^2 / (a^2 s^2 + b^2)."""
+    numbers = torch.Generator().manual_seed(0)
+    x0 = 0.5 + 2.0 * torch.randn(200_000, 1, 1, 1, generator=numbers, dtype=torch.float64)
+    eps = torch.randn(x0.shape, generator=numbers, dtype=torch.float64)
+    gaussian = GaussianDenoiser.fitted(x0)
+    for time in (0.2, 0.5, 0.9):
+        t = torch.full((len(x0),), time, dtype=torch.float64)
+        error = velocity_error(gaussian, x0, eps, t, None).mean().item()
+        # Var(x0 | x) = s^2 b^2 / (a^2 s^2 + b^2); v = (x - x0) / b, so the velocity error is that over b^2
+        assert error == pytest.approx(4.0 / ((1 - time) ** 2 * 4.0 + time**2), rel=0.02)
+        assert noisy(LinearFlow(), x0, eps, t).var().item() == pytest.approx((1 - time) ** 2 * 4 + time**2, rel=0.02)

@@ -1,0 +1,273 @@
+"""An island: one order in, one expert out; dies and goes on; sees nothing but its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.artifacts import Artifact, Store, UserError, find
+from atoll.data.shards import ShardSet
+from atoll.islands.expert import load_expert
+from atoll.islands.launch import hand_out
+from atoll.islands.order import Order, read_order
+from atoll.islands.train import draw, train
+from atoll.process import Kind
+from atoll.training.stopping import StopRequested
+from runs import ATOLL, atoll
+
+
+@pytest.fixture(scope="module")
+def unbroken(planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The expert of order 00, trained without a break."""
+    return train(planned / "orders" / "00.json", tmp_path_factory.mktemp("unbroken") / "expert", device="cpu")
+
+
+def test_leaves_an_expert_that_can_be_loaded_and_asked(planned: Path, unbroken: Artifact) -> None:
+    assert unbroken.names() == ["expert.json", "metrics.jsonl", "model.safetensors"]
+    expert = load_expert(unbroken.store)
+    order, _ = read_order(planned / "orders" / "00.json")
+    assert expert.card.order == order.digest()
+    assert expert.card.cluster == 0
+    assert expert.card.latent == order.latent
+    rows = [json.loads(line) for line in unbroken.read("metrics.jsonl").splitlines()]
+    assert rows[-1]["images"] == order.training.images
+    assert all(0 < row["loss"] < 10 and "yardstick" in row for row in rows)
+    assert not (unbroken.store.path / "state").exists()
+
+
+def test_it_learns(unbroken: Artifact) -> None:
+    rows = [json.loads(line) for line in unbroken.read("metrics.jsonl").splitlines()]
+    assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
+
+
+def test_the_same_order_gives_the_same_digest(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+    again = train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu")
+    assert again.digest == unbroken.digest
+
+
+def test_a_second_call_finds_it_done(planned: Path, unbroken: Artifact) -> None:
+    before = (unbroken.store.path / "manifest.json").stat().st_mtime_ns
+    assert train(planned / "orders" / "00.json", unbroken.store.path).digest == unbroken.digest
+    assert (unbroken.store.path / "manifest.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("after", [0.0, 0.8])
+def test_killed_and_run_again_it_ends_with_the_same_digest(
+    planned: Path, unbroken: Artifact, tmp_path: Path, after: float
+) -> None:
+    """kill -9 a real process some time after its first checkpoint, as often as it takes to finish."""
+    command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert")]
+    command += ["--quiet", "--checkpoint-seconds", "0"]
+    kills = 0
+    while find(tmp_path / "expert") is None:
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if kills < 2:
+            seen = set((tmp_path / "expert" / "state").glob("*.safetensors"))
+            while process.poll() is None and set((tmp_path / "expert" / "state").glob("*.safetensors")) == seen:
+                time.sleep(0.01)
+            time.sleep(after * 0.2)
+            process.kill()
+            kills += process.wait() == -signal.SIGKILL
+        assert process.wait() in (0, -signal.SIGKILL)
+    assert kills >= 1, "the process was never killed, so nothing was tested"
+    assert Artifact.open(tmp_path / "expert").digest == unbroken.digest
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+    command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "expert" / "log.jsonl").exists():
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate()
+    assert process.returncode == 143
+    assert "stopped and saved after" in errors
+    assert list((tmp_path / "expert" / "state").glob("*.safetensors"))
+    assert train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu").digest == unbroken.digest
+
+
+def test_a_stop_in_the_middle_resumes_bit_for_bit_in_process(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+    def stop_at_half(images: int, total: int) -> None:
+        if images == total // 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StopRequested):
+        train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu", on_progress=stop_at_half)
+    assert train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu").digest == unbroken.digest
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    planned: Path, unbroken: Artifact, tmp_path: Path
+) -> None:
+    def stop_late(images: int, total: int) -> None:
+        if images == total * 3 // 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    order = planned / "orders" / "00.json"
+    with pytest.raises(StopRequested):
+        train(order, tmp_path / "expert", device="cpu", checkpoint_seconds=0, on_progress=stop_late)
+    newest = max((tmp_path / "expert" / "state").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    assert train(order, tmp_path / "expert", device="cpu").digest == unbroken.digest
+
+
+def changed_order(planned: Path, folder: Path, **training: object) -> Path:
+    """Order 00 with other training settings, beside a link to the run's partition."""
+    order, _ = read_order(planned / "orders" / "00.json")
+    order = order.model_copy(update={"training": order.training.model_copy(update=training)})
+    (folder / "orders").mkdir(parents=True)
+    (folder / "partition").symlink_to(planned / "partition")
+    path = folder / "orders" / "00.json"
+    path.write_bytes(order.to_bytes())
+    return path
+
+
+def test_a_micro_batch_changes_memory_and_not_the_result(planned: Path, tmp_path: Path) -> None:
+    experts = []
+    for size in (None, 8):
+        order = changed_order(planned, tmp_path / f"run-{size}", images=160, micro_batch=size)
+        experts.append(load_expert(train(order, tmp_path / f"expert-{size}", device="cpu").store))
+    for whole, cut in zip(experts[0].network.parameters(), experts[1].network.parameters(), strict=True):
+        torch.testing.assert_close(whole, cut, rtol=0, atol=1e-5)
+
+
+def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tmp_path: Path) -> None:
+    def stop_at_once(images: int, total: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StopRequested):
+        train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu", on_progress=stop_at_once)
+    other = changed_order(planned, tmp_path / "run", learning_rate=0.5)
+    process = atoll("train", other, "--out", tmp_path / "expert", check=False)
+    assert process.returncode == 2
+    assert "training.learning_rate: 0.002 -> 0.5" in process.stderr
+    assert process.stderr.count("\n") == 1
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(planned: Path, tmp_path: Path) -> None:
+    order = changed_order(planned, tmp_path / "run", learning_rate=1e30, gradient_clip=None, warmup_images=0)
+    with pytest.raises(UserError, match=r"nothing was updated: lower training\.learning_rate"):
+        train(order, tmp_path / "expert", device="cpu")
+    assert find(tmp_path / "expert") is None
+
+
+def test_another_orders_folder_is_refused(planned: Path, unbroken: Artifact) -> None:
+    with pytest.raises(UserError, match="another order"):
+        train(planned / "orders" / "01.json", unbroken.store.path)
+
+
+def test_a_corrupt_shard_is_refused_by_name(planned: Path, tmp_path: Path) -> None:
+    island = hand_out(Store.at(planned), "00", tmp_path)
+    shard = next((tmp_path / "inbox").rglob("train-*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+    process = atoll("train", island.order, "--out", tmp_path / "expert", check=False)
+    assert process.returncode == 2
+    assert f"{shard}: corrupt" in process.stderr
+    assert process.stderr.count("\n") == 1
+    assert not (tmp_path / "expert").exists()
+
+
+def test_two_processes_cannot_work_in_one_folder(planned: Path, tmp_path: Path) -> None:
+    from atoll.training.lock import only_one
+
+    with only_one(tmp_path / "expert" / "state"):
+        process = atoll("train", planned / "orders" / "00.json", "--out", tmp_path / "expert", check=False)
+    assert process.returncode == 2
+    assert "another process is working here" in process.stderr
+
+
+def test_an_island_needs_no_network_and_no_sight_of_other_clusters(
+    planned: Path, unbroken: Artifact, tmp_path: Path
+) -> None:
+    """In a namespace without network, with the run hidden under an empty file system, it still succeeds."""
+    island = hand_out(Store.at(planned), "00", tmp_path / "island")
+    handed = {
+        p.relative_to(tmp_path / "island" / "inbox").as_posix() for p in (tmp_path / "island" / "inbox").rglob("*.*")
+    }
+    assert all(name == "orders/00.json" or name.startswith("partition/clusters/00/") for name in handed)
+    inside = f"""
+mount -t tmpfs none {planned} || exit 99
+test -z "$(ls -A {planned})" || exit 98
+{sys.executable} -c "
+import socket
+try:
+    socket.create_connection(('127.0.0.1', 9), timeout=1)
+except OSError as error:
+    assert error.errno == 101 or 'unreachable' in str(error), error
+else:
+    raise SystemExit(97)
+" || exit 97
+exec {sys.executable} -m atoll train {island.order} --out {island.expert} --quiet
+"""
+    process = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "--net", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        cwd=island.folder,
+        check=False,
+    )
+    if process.returncode == 99 or process.stderr.startswith("unshare:"):
+        pytest.skip(f"NOT TESTED HERE, no namespaces: {process.stderr}")
+    assert process.returncode == 0, process.stderr
+    assert Artifact.open(island.expert).digest == unbroken.digest
+    assert find(planned / "partition") is not None, "the run was hidden only inside the namespace"
+
+
+def test_the_island_imports_nothing_that_could_talk(planned: Path, tmp_path: Path) -> None:
+    """Of ours: no router, ensemble or exchange, even indirectly, once an island runs."""
+    code = (
+        "import sys; from atoll.islands.train import train; "
+        f"train({str(planned / 'orders' / '00.json')!r}, __import__('pathlib').Path({str(tmp_path / 'e')!r})); "
+        "print([m for m in sys.modules if m.startswith(('atoll.router', 'atoll.ensemble', 'atoll.exchange'))])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_batches_are_a_pure_function_of_seed_and_images_seen(planned: Path) -> None:
+    order, run = read_order(planned / "orders" / "00.json")
+    shards = ShardSet([run.path / ref.path for ref in order.shards if ref.split == "train"])
+    first, again, other = (draw(order, shards, images, 32) for images in (64, 64, 96))
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[2], again[2])
+    assert torch.equal(first[3], again[3])
+    assert not torch.equal(first[2], other[2])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_times_are_stratified(planned: Path) -> None:
+    order, run = read_order(planned / "orders" / "00.json")
+    shards = ShardSet([run.path / ref.path for ref in order.shards if ref.split == "train"])
+    _, _, _, t = draw(order, shards, 0, 32)
+    uniform = order.objective.density.name == "uniform"
+    counts = (
+        torch.histc(t.float(), 32, 0, 1)
+        if uniform
+        else torch.histc(torch.special.ndtr(torch.logit(t)).float(), 32, 0, 1)
+    )
+    assert counts.max() <= 2  # one in each part; clamping to the band may move an edge
+
+
+def test_orders_are_heterogeneous(planned: Path) -> None:
+    kinds = [
+        Order.model_validate_json(p.read_bytes()).objective.kind for p in sorted((planned / "orders").glob("0*.json"))
+    ]
+    assert sorted(kinds) == [Kind.EPSILON, Kind.VELOCITY, Kind.VELOCITY]
+
+
+def test_handed_out_shards_are_copies(planned: Path, tmp_path: Path) -> None:
+    island = hand_out(Store.at(planned), "01", tmp_path)
+    shutil.rmtree(island.folder / "inbox" / "partition")
+    assert find(planned / "partition") is not None
+    assert hand_out(Store.at(planned), "01", tmp_path) == island, "what is missing is handed out again"

@@ -1,0 +1,67 @@
+"""Small real runs for tests: made once per session, shared by all test processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from atoll.artifacts import find
+
+ATOLL = [sys.executable, "-m", "atoll"]
+
+
+def atoll(*arguments: str | Path, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """The real command line in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    process = subprocess.run(
+        [*ATOLL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, env=environment, check=False
+    )
+    if check and process.returncode != 0:
+        raise AssertionError(f"atoll {' '.join(map(str, arguments))} failed:\n{process.stdout}\n{process.stderr}")
+    return process
+
+
+def made_once(root: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder made by the first test process that needs it; the others wait."""
+    place = root / name
+    with FileLock(root / f"{name}.lock"):
+        if not (root / f"{name}.done").exists():
+            make(place)
+            (root / f"{name}.done").touch()
+    return place
+
+
+def make_planned(run: Path) -> None:
+    """data, partition and orders of the digits, with a budget of seconds."""
+    atoll("prepare", "digits", "--out", run / "data")
+    atoll("partition", run / "data", "-k", "3", "--out", run / "partition")
+    settings = ["training.images=1920", "training.batch=32", "training.warmup_images=64", "training.ema_images=64"]
+    settings += ["network.width=32", "network.depth=2"]
+    atoll("plan", run / "data", "--mix", "1ddpm:2flow", *[part for s in settings for part in ("--set", s)])
+
+
+def make_demo(run: Path) -> None:
+    atoll("demo", "--size", "tiny", "--out", run)
+
+
+def digests(run: Path) -> dict[str, str]:
+    """Digest of every artifact below a run, by its place, and of the files that are not artifacts."""
+    found = {}
+    for manifest in run.rglob("manifest.json"):
+        if "inbox" not in manifest.parts and not any(part.endswith(".partial") for part in manifest.parts):
+            artifact = find(manifest.parent)
+            assert artifact is not None
+            found[str(manifest.parent.relative_to(run))] = artifact.digest
+    for name in ("ensemble.json", "evaluation.json"):
+        found[name] = (run / name).read_text() if (run / name).exists() else "missing"
+    return found
+
+
+def same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

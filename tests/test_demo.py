@@ -1,0 +1,199 @@
+"""The demo: every stage through the real command line; killed anywhere it goes on to the same digests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import atoll as package
+from atoll.artifacts import Artifact
+from atoll.evaluation.samples import read_samples
+from runs import ATOLL, atoll, digests
+
+
+def test_leaves_everything_a_person_looks_at(tiny_demo: Path) -> None:
+    evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
+    assert [arm["route"] for arm in evaluation["arms"]] == ["top-1", "top-2"]
+    for arm in evaluation["arms"]:
+        assert 0 <= arm["recognised"] <= 1
+        assert arm["frechet"] > 0
+    assert evaluation["floors"]["recogniser_accuracy"] > 0.95
+    html = (tiny_demo / "report.html").read_text()
+    assert "http" not in html.replace("http://www.w3.org", "").replace("http://purl.org", ""), (
+        "one file, nothing fetched"
+    )
+    assert html.count("<svg") >= 4
+    assert Image.open(tiny_demo / "samples.png").size[0] > 300
+
+
+def test_two_experts_are_ddpm_and_six_flow_and_all_are_processes_of_their_own(tiny_demo: Path) -> None:
+    ensemble = json.loads((tiny_demo / "ensemble.json").read_bytes())
+    objectives = [member["objective"] for member in ensemble["experts"]]
+    assert sorted(objectives) == ["epsilon on cosine-vp"] * 2 + ["velocity on linear-flow"] * 6
+    for k in range(8):
+        inbox = tiny_demo / "islands" / f"{k:02d}" / "inbox"
+        files = {p.relative_to(inbox).as_posix() for p in inbox.rglob("*") if p.is_file()}
+        assert all(f == f"orders/{k:02d}.json" or f.startswith(f"partition/clusters/{k:02d}/") for f in files)
+
+
+def test_a_second_run_says_everything_is_there(tiny_demo: Path) -> None:
+    before = digests(tiny_demo)
+    process = atoll("demo", "--size", "tiny", "--out", tiny_demo)
+    assert "everything is there" in process.stdout
+    assert digests(tiny_demo) == before
+
+
+@pytest.mark.parametrize("moments", [(1.5, 4.0, 6.5), (3.0, 9.0)])
+def test_killed_at_any_moment_it_goes_on_to_the_same_digests(
+    tiny_demo: Path, tmp_path: Path, moments: tuple[float, ...]
+) -> None:
+    """kill -9 the whole demo some seconds in, several times, then let it finish."""
+    command = [*ATOLL, "demo", "--size", "tiny", "--out", str(tmp_path / "run")]
+    killed = 0
+    for seconds in moments:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+        time.sleep(0.3)  # islands notice the closed pipe and end
+    assert killed
+    atoll("demo", "--size", "tiny", "--out", tmp_path / "run")
+    assert digests(tmp_path / "run") == digests(tiny_demo)
+
+
+def test_another_seed_gives_another_model(tiny_demo: Path) -> None:
+    process = atoll("demo", "--size", "tiny", "--out", tiny_demo, "--seed", "1", check=False)
+    assert process.returncode == 2
+    assert "seed" in process.stderr, "another seed in the same folder is refused, naming it"
+
+
+def test_sample_writes_pngs_and_every_setting(tiny_demo: Path, tmp_path: Path) -> None:
+    arguments = ["--prompt", "a handwritten three", "-n", "4", "--route", "top-2", "--steps", "3", "--guidance", "2"]
+    atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "s")
+    record = json.loads((tmp_path / "s" / "samples.json").read_bytes())
+    assert record["seeds"] == [5, 6, 7, 8]
+    assert (record["route"], record["steps"], record["guidance"]) == ("top-2", 3, 2.0)
+    assert sorted(p.name for p in (tmp_path / "s").glob("0*.png")) == [f"{i:05d}.png" for i in range(4)]
+    again = atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "s")
+    assert "already there" in again.stdout
+    atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "t")
+    assert Artifact.open(tmp_path / "s").digest == Artifact.open(tmp_path / "t").digest
+
+
+def test_an_image_depends_on_its_seed_and_not_on_its_batch(tiny_demo: Path, tmp_path: Path) -> None:
+    common = ["--prompt", "a handwritten one", "--steps", "3"]
+    atoll("sample", tiny_demo, *common, "-n", "8", "--batch", "8", "--out", tmp_path / "all")
+    atoll("sample", tiny_demo, *common, "-n", "3", "--seed", "4", "--batch", "2", "--out", tmp_path / "some")
+    whole, _ = read_samples(Artifact.open(tmp_path / "all"))
+    part, _ = read_samples(Artifact.open(tmp_path / "some"))
+    assert int((whole[4:7].int() - part.int()).abs().max()) <= 1
+
+
+def test_the_python_front_door(tiny_demo: Path) -> None:
+    model = package.load(str(tiny_demo))
+    images = model.generate(["a handwritten seven", "a handwritten two"], steps=2, guidance=2.0, route="top-2", seed=0)
+    assert [image.size for image in images] == [(8, 8), (8, 8)]
+    full = model.generate(["a handwritten seven"], steps=2, route="full", seed=0)
+    assert isinstance(full[0], Image.Image)
+
+
+def test_one_expert_alone_is_a_model_too(tiny_demo: Path) -> None:
+    member = json.loads((tiny_demo / "ensemble.json").read_bytes())["experts"][3]
+    image = package.load(str(tiny_demo / member["path"])).generate(["a handwritten nine"], steps=2)[0]
+    assert image.size == (8, 8)
+
+
+def test_status_shows_what_is_there_and_what_is_missing(tiny_demo: Path, tmp_path: Path) -> None:
+    everything = atoll("status", tiny_demo).stdout
+    assert "missing" not in everything
+    assert everything.count("there") >= 12
+    run = Path(shutil.copytree(tiny_demo / "data", tmp_path / "run" / "data")).parent
+    some = atoll("status", run).stdout
+    assert "atoll partition" in some
+    assert "missing" in some
+
+
+USER_MISTAKES = {
+    "missing run": (["sample", "{tmp}/nowhere", "--prompt", "x"], "no such run"),
+    "unknown route": (
+        ["sample", "{run}", "--prompt", "a handwritten one", "--route", "best"],
+        "unknown route 'best': use",
+    ),
+    "unknown word": (["sample", "{run}", "--prompt", "a painted one"], "unknown word 'painted'"),
+    "no prompt": (["sample", "{run}"], "--prompt: missing"),
+    "unknown solver": (["sample", "{run}", "--prompt", "a handwritten one", "--solver", "rk9"], "--solver rk9"),
+    "unknown verb": (["sampel"], "did you mean sample?"),
+    "unknown option": (["sample", "{run}", "--frobnicate"], "--frobnicate"),
+    "not a number": (["sample", "{run}", "--steps", "many"], "--steps"),
+    "K larger than the data": (["partition", "{run}/data", "-k", "5000", "--out", "{tmp}/p"], "-k 5000"),
+    "missing order": (["train", "{tmp}/00.json", "--out", "{tmp}/e"], "no such order"),
+    "folder for an order": (["train", "{run}/orders", "--out", "{tmp}/e"], "not a file"),
+    "not an expert": (["admit", "{run}/data", "--out", "{run}"], "is a data artifact, expected expert"),
+    "unknown source": (["prepare", "no-such-source", "--out", "{tmp}/d"], "no-such-source"),
+    "other settings": (["prepare", "digits", "--out", "{run}/data", "--set", "holdout=0.3"], "holdout"),
+    "unknown setting": (["prepare", "digits", "--out", "{tmp}/d", "--set", "colour=red"], "colour"),
+    "empty run": (["evaluate", "{tmp}"], "does not exist"),
+    "missing router": (["sample", "{run}", "--prompt", "a handwritten one", "--router", "other"], "other"),
+}
+
+
+@pytest.mark.parametrize("mistake", USER_MISTAKES)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(mistake: str, tiny_demo: Path, tmp_path: Path) -> None:
+    arguments, words = USER_MISTAKES[mistake]
+    process = atoll(*[a.format(run=tiny_demo, tmp=tmp_path) for a in arguments], cwd=tmp_path, check=False)
+    assert process.returncode == 2, process.stderr
+    assert words in process.stderr
+    assert process.stderr.count("\n") == 1, process.stderr
+    assert "Traceback" not in process.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    command = (
+        "mount -t tmpfs -o size=300k none small && exec " + " ".join(ATOLL) + " prepare digits --out small/run/data"
+    )
+    process = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command + "; ls -A small/run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.stderr.startswith(("unshare:", "mount:")):
+        pytest.skip(f"NOT TESTED HERE, no mount namespaces: {process.stderr}")
+    assert process.returncode == 2, process.stderr
+    assert "disk full" in process.stderr
+    assert process.stderr.count("\n") == 1
+
+
+def test_a_corrupt_expert_is_refused_by_name(tiny_demo: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(tiny_demo, tmp_path / "run"))
+    weights = next((run / "contributions").glob("03-*/model.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    process = atoll("sample", run, "--prompt", "a handwritten one", "--out", tmp_path / "s", check=False)
+    assert process.returncode == 2
+    assert f"{weights}: corrupt" in process.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_images_of_the_two_routes_share_their_noise(tiny_demo: Path) -> None:
+    """Same seeds, same prompts: where both routes chose the same experts throughout, images are the same."""
+    records = [read_samples(Artifact.open(tiny_demo / "samples" / f"top-{k}-g2"))[1] for k in (1, 2)]
+    assert records[0]["seeds"] == records[1]["seeds"]
+    assert records[0]["prompts"] == records[1]["prompts"]
+    shares = torch.tensor(records[0]["experts_at_time"])
+    torch.testing.assert_close(shares.sum(1), torch.ones(len(shares)), rtol=0, atol=1e-6)

@@ -4,14 +4,133 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from atoll.artifacts import UserError
+from atoll.models.autoencoders import Autoencoder, Pixels, load_autoencoder
 from atoll.models.tiny_autoencoder import TinyAutoencoder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ATOLL_MODELS", raising=False)
+
+
+def pictures(count: int = 2, size: int = 32) -> Tensor:
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_pixels_are_their_own_latents() -> None:
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert torch.equal(Pixels().decode(Pixels().encode(images)), images)
+    assert Pixels().encode(images).aminmax() == (-1.0, 1.0)
+
+
+def tiny_folder(folder: Path) -> Path:
+    from diffusers import AutoencoderTiny
+
+    torch.manual_seed(0)
+    AutoencoderTiny(latent_channels=4).save_pretrained(folder)
+    return folder
+
+
+def kl_folder(folder: Path) -> Path:
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=4,
+        layers_per_block=1,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("make", "reduction"), [(tiny_folder, 8), (kl_folder, 2)])
+def test_a_diffusers_folder(tmp_path: Path, make, reduction: int) -> None:  # type: ignore[no-untyped-def]
+    folder = make(tmp_path / "vae")
+    autoencoder = load_autoencoder(str(folder))
+    assert isinstance(autoencoder, Autoencoder)
+    assert autoencoder.id.startswith("vae@")
+    assert len(autoencoder.id) == len("vae@") + 12
+    side = 32 // reduction
+    assert autoencoder.latent_shape(3, 32) == (4, side, side)
+    latents = autoencoder.encode(pictures())
+    assert latents.shape == (2, 4, side, side)
+    assert latents.dtype == torch.float32
+    images = autoencoder.decode(latents)
+    assert images.shape == (2, 3, 32, 32)
+    assert images.dtype == torch.uint8
+
+
+def test_a_kl_latent_is_the_posterior_mean(tmp_path: Path) -> None:
+    from diffusers import AutoencoderKL
+
+    folder = kl_folder(tmp_path / "vae")
+    theirs = AutoencoderKL.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        expected = theirs.encode(pictures() / 127.5 - 1.0).latent_dist.mean
+        torch.testing.assert_close(load_autoencoder(str(folder)).encode(pictures()), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_id_finds_its_weights_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder(tmp_path / "models" / "taesd")
+    id = load_autoencoder(str(folder)).id
+    assert load_autoencoder(id).id == id, "this machine remembers where it saw them"
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "another machine"))
+    with pytest.raises(UserError, match="ATOLL_MODELS"):
+        load_autoencoder(id)
+    monkeypatch.setenv("ATOLL_MODELS", str(tmp_path / "models"))
+    assert load_autoencoder(id).id == id
+    assert load_autoencoder("taesd").id == id
+    monkeypatch.setenv("ATOLL_MODELS", str(folder))
+    assert load_autoencoder("taesd").id == id
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "taesd")
+    id = load_autoencoder(str(folder)).id
+    weights = load_file(folder / "diffusion_pytorch_model.safetensors")
+    weights["encoder.layers.0.bias"] += 1
+    save_file(weights, folder / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(UserError, match="its weights are"):
+        load_autoencoder(id)
+
+
+def test_images_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    autoencoder = load_autoencoder(str(tiny_folder(tmp_path / "vae")))
+    with pytest.raises(UserError, match="RGB"):
+        autoencoder.latent_shape(1, 32)
+    with pytest.raises(UserError, match="multiple of 8"):
+        autoencoder.latent_shape(3, 36)
+
+
+def test_folders_that_are_no_autoencoder_are_refused(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "vae")
+    settings = json.loads((folder / "config.json").read_text())
+    for change, complaint in [
+        ({"_class_name": "VQModel"}, "only AutoencoderKL"),
+        ({"_class_name": "AutoencoderTinyFlux2"}, "not those of a tiny autoencoder"),
+        ({"act_fn": "silu"}, "act_fn"),
+    ]:
+        (folder / "config.json").write_text(json.dumps(settings | change))
+        with pytest.raises(UserError, match=complaint):
+            load_autoencoder(str(folder))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        load_autoencoder(str(folder))
+    with pytest.raises(UserError, match="no such model"):
+        load_autoencoder("unheard-of")
 
 
 def test_the_tiny_autoencoder_is_diffusers_own() -> None:
@@ -59,3 +178,15 @@ def test_taef2_is_the_class_it_came_with(shared: Path) -> None:
     assert z.shape == (8, 32, 8, 8)
     psnr = 10 * torch.log10(4.0 / (back.clamp(-1, 1) - x).square().mean((1, 2, 3)))
     assert psnr.mean() > 20, "the wrong blocks give 14.5 dB"
+
+
+@pytest.mark.shared
+def test_taef2_by_name(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_MODELS", str(shared / "models"))
+    taef2 = load_autoencoder("taef2")
+    assert taef2.id == "taef2@708ac330b0cb"
+    assert taef2.latent_shape(3, 64) == (32, 8, 8)
+    images = ((tiny_imagenet(shared, 4) + 1) * 127.5).round().to(torch.uint8)
+    back = taef2.decode(taef2.encode(images))
+    error = (back.float() - images.float()).square().mean((1, 2, 3))
+    assert (10 * torch.log10(255**2 / error)).mean() > 20

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..artifacts import UserError
+from .pretrained import EXTRA, locate
+from .tiny_autoencoder import REDUCTION, TinyAutoencoder
 
 
 @runtime_checkable
@@ -35,14 +44,151 @@ class Pixels:
         return channels, size, size
 
     def encode(self, images: Tensor) -> Tensor:
-        return images.to(torch.float32) / 127.5 - 1.0
+        return to_unit(images)
 
     def decode(self, latents: Tensor) -> Tensor:
-        return ((latents.to(torch.float32) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return to_bytes(latents)
+
+
+class NetworkAutoencoder:
+    """A pretrained network between RGB images in [-1, 1] and its own latents. It follows its input's device."""
+
+    def __init__(self, id: str, network: CodecNetwork, channels: int, reduction: int) -> None:
+        self.id = id
+        self.channels, self.reduction = channels, reduction
+        self.network = network.eval().requires_grad_(False).float()
+
+    def latent_shape(self, channels: int, size: int) -> tuple[int, int, int]:
+        if channels != 3:
+            raise UserError(f"--autoencoder {self.id}: takes RGB images, these have {channels} channel; use pixels")
+        if size % self.reduction:
+            raise UserError(f"--size {size}: {self.id} needs a multiple of {self.reduction}; use another size")
+        return self.channels, size // self.reduction, size // self.reduction
+
+    def encode(self, images: Tensor) -> Tensor:
+        return self._on(images.device).encode(to_unit(images))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return to_bytes(self._on(latents.device).decode(latents.to(torch.float32)))
+
+    def _on(self, device: torch.device) -> CodecNetwork:
+        if next(self.network.parameters()).device != device:
+            self.network = self.network.to(device)
+        return self.network
+
+
+class CodecNetwork(nn.Module):
+    """What NetworkAutoencoder runs: tensors in [-1, 1] <-> latents."""
+
+    def encode(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def decode(self, latents: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class DiffusersKL(CodecNetwork):
+    """diffusers' AutoencoderKL (Stable Diffusion's, FLUX's ...); the latent is the posterior's mean."""
+
+    def __init__(self, vae: nn.Module) -> None:
+        super().__init__()
+        self.vae: Any = vae
+
+    def encode(self, images: Tensor) -> Tensor:
+        mean: Tensor = self.vae.encode(images).latent_dist.mode()
+        return mean
+
+    def decode(self, latents: Tensor) -> Tensor:
+        images: Tensor = self.vae.decode(latents).sample
+        return images
+
+
+class Tiny(CodecNetwork):
+    """TAESD and its kin, by our own class."""
+
+    def __init__(self, network: TinyAutoencoder) -> None:
+        super().__init__()
+        self.network = network
+
+    def encode(self, images: Tensor) -> Tensor:
+        return self.network.encode(images)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return self.network.decode(latents)
+
+
+def to_unit(images: Tensor) -> Tensor:
+    """uint8 -> float32 in [-1, 1]."""
+    return images.to(torch.float32) / 127.5 - 1.0
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """[-1, 1] -> uint8, rounded and clamped."""
+    return ((images.to(torch.float32) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def load_autoencoder(name: str) -> Autoencoder:
-    """The autoencoder of this name; ValueError for one that is not known."""
+    """The autoencoder of a name (pixels, taef2), a diffusers folder or hub id, or an id from a manifest."""
     if name == "pixels":
         return Pixels()
-    raise ValueError(f"unknown autoencoder {name!r}; use pixels")
+    found = locate(name)
+    return _load(found.id, found.folder)
+
+
+@lru_cache(maxsize=4)
+def _load(id: str, folder: Path) -> NetworkAutoencoder:
+    settings = _settings(folder)
+    kind = settings.get("_class_name")
+    if kind in ("AutoencoderTiny", "AutoencoderTinyFlux2"):
+        return _load_tiny(id, folder, settings, pooled=kind == "AutoencoderTinyFlux2")
+    if kind == "AutoencoderKL":
+        return _load_kl(id, folder)
+    raise UserError(f"{folder}: holds a {kind}; only AutoencoderKL, AutoencoderTiny and taef2 are read")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}/config.json: missing or not JSON; give a complete diffusers folder") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{folder}/config.json: must hold a JSON object; get the model again")
+    return settings
+
+
+def _load_tiny(id: str, folder: Path, settings: dict[str, Any], *, pooled: bool) -> NetworkAutoencoder:
+    ours = {
+        "in_channels": 3,
+        "out_channels": 3,
+        "encoder_block_out_channels": [64] * 4,
+        "decoder_block_out_channels": [64] * 4,
+        "num_encoder_blocks": [1, 3, 3, 3],
+        "num_decoder_blocks": [3, 3, 3, 1],
+        "act_fn": "relu",
+        "upsample_fn": "nearest",
+        "upsampling_scaling_factor": 2,
+    }
+    for key, wanted in ours.items():
+        if settings.get(key, wanted) != wanted:
+            raise UserError(f"{folder}: {key} is {settings[key]!r}, tiny autoencoders we read have {wanted!r}")
+    try:
+        weights = load_file(folder / "diffusion_pytorch_model.safetensors")
+        channels = len(weights["encoder.layers.14.bias"])
+        network = TinyAutoencoder(channels, pooled=pooled)
+        # strict: TAEF2's weights in the stock class would load and then decode wrongly
+        network.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"{folder}: its weights are not those of a tiny autoencoder ({first[:120]})") from error
+    return NetworkAutoencoder(id, Tiny(network), channels, REDUCTION)
+
+
+def _load_kl(id: str, folder: Path) -> NetworkAutoencoder:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise UserError(f"{folder}: an AutoencoderKL needs an extra: {EXTRA}") from error
+    library: Any = diffusers
+    vae = library.AutoencoderKL.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    reduction = 2 ** (len(vae.config.block_out_channels) - 1)
+    return NetworkAutoencoder(id, DiffusersKL(vae), vae.config.latent_channels, reduction)

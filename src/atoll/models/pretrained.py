@@ -1,0 +1,108 @@
+"""Find pretrained weights by a name that means the same on every machine.
+
+An id is `name@digest`: what it is called, and the first 12 digits of the sha256 of its weights. Manifests hold
+ids, never paths. A name is looked for
+  1. as a folder, if it is one,
+  2. below the folders in $ATOLL_MODELS,
+  3. where this machine has last seen weights of that digest,
+  4. on the Hugging Face hub, if it reads owner/name,
+and weights of another digest than the id's are refused: latents of two autoencoders do not mix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ..artifacts import UserError, sha256_file, write_atomic
+from ..artifacts.store import cache_folder
+
+DIGEST_LENGTH = 12
+EXTRA = "pip install 'atoll-diffusion[diffusers]'"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A folder of weights, and the id under which manifests know it."""
+
+    id: str
+    folder: Path
+
+
+def locate(name: str) -> Pretrained:
+    """The folder for a name, a path or an id; UserError where there is none or its weights differ."""
+    label, _, wanted = name.partition("@")
+    folder = _local_folder(label, wanted)
+    if folder is None and label.count("/") == 1 and not label.startswith((".", "/")):
+        folder = _download(label)
+    if folder is None:
+        raise UserError(
+            f"{name}: no such model; give its folder, or set ATOLL_MODELS to the folder that holds it, "
+            "or name it owner/name on the Hugging Face hub"
+        )
+    digest = weights_digest(folder)
+    if wanted and digest != wanted:
+        raise UserError(f"{folder}: its weights are {digest}, expected {wanted}; get the model that {name} names")
+    _remember(digest, folder)
+    known_as = label if not Path(label).is_dir() else folder.resolve().name
+    return Pretrained(f"{known_as}@{digest}", folder)
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest of all safetensors files of a folder, by name and content."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: holds no .safetensors file; only such weights are read")
+    digests = [_digest(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    if len(files) == 1:
+        return digests[0][:DIGEST_LENGTH]
+    together = "".join(f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
+    return hashlib.sha256(together.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, size: int, changed: int) -> str:
+    """Once per process and state of the file: an autoencoder may weigh hundreds of megabytes."""
+    return sha256_file(file)
+
+
+def _local_folder(label: str, wanted: str) -> Path | None:
+    if Path(label).is_dir():
+        return Path(label)
+    for place in filter(None, os.environ.get("ATOLL_MODELS", "").split(os.pathsep)):
+        for folder in (Path(place) / label, Path(place)):
+            if folder.is_dir() and folder.name == Path(label).name:
+                return folder
+    note = _note(wanted)
+    if wanted and note.is_file() and Path(note.read_text()).is_dir():
+        return Path(note.read_text())
+    return None
+
+
+def _note(digest: str) -> Path:
+    return cache_folder() / "models" / f"{digest}.path"
+
+
+def _remember(digest: str, folder: Path) -> None:
+    """Leave a note, so that an id in a manifest finds its weights again on this machine."""
+    note, place = _note(digest), str(folder.resolve())
+    if note.is_file() and note.read_text() == place:
+        return
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(note, place.encode())
+
+
+def _download(label: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError as error:
+        raise UserError(f"{label}: downloading models needs an extra: {EXTRA}") from error
+    try:
+        return Path(snapshot_download(label, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{label}: cannot be had from the Hugging Face hub ({first[:120]}); give a folder") from error

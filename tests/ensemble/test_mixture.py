@@ -227,7 +227,11 @@ def test_mistakes_are_named() -> None:
         Mixture([TRUTH, raw], ROUTER)
     with pytest.raises(ValueError, match="expert 1 gives velocity on CosineVP"):
         Mixture([TRUTH, ExactDenoiser(WORLD, CosineVP(), Kind.VELOCITY)], ROUTER)
+    with pytest.raises(ValueError, match="one of own, conditional, got 'both'"):
+        Mixture([TRUTH] * 4, ROUTER, guidance_weights="both")  # type: ignore[arg-type]
     x, t = states(2, [0.5])
+    with pytest.raises(ValueError, match="one of own, conditional, got 'both'"):
+        Mixture([TRUTH] * 4, ROUTER).guided(x, t, Condition(labels=torch.zeros(2)), 2.0, weights="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape \[2, 3\], 2 rows and 4 experts need \[2, 4\]"):
         Mixture([TRUTH] * 4, UniformRouter(3))(x, t, None)
 

@@ -148,6 +148,8 @@ def test_names_of_routes_that_are_bound() -> None:
     oracle = parse_route("oracle", clusters=[1, 0])
     assert isinstance(oracle, Oracle)
     assert oracle.clusters.tolist() == [1, 0]
+    with pytest.raises(UserError, match="needs the true cluster of every image"):
+        parse_route("oracle")
 
 
 @pytest.mark.parametrize(

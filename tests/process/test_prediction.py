@@ -67,10 +67,11 @@ def test_which_kinds_hold_nothing_but_noise(schedule: Schedule, kind: Kind) -> N
     assert carries_only_noise(kind, schedule) == expected
 
 
-def test_pair_is_float32_for_bfloat16_answers() -> None:
+@pytest.mark.parametrize("kind", Kind, ids=name)
+def test_pair_is_float32_for_bfloat16_answers(kind: Kind) -> None:
     x, t = states(4, [0.3, 0.7])
     x = x.bfloat16()
-    x0, eps = pair(Prediction(Kind.VELOCITY, x), LinearFlow(), x, t)
+    x0, eps = pair(Prediction(kind, x), LinearFlow(), x, t)
     assert x0.dtype == eps.dtype == torch.float32
 
 

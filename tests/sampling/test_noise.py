@@ -48,3 +48,5 @@ def test_seeds_from_a_number_or_a_list() -> None:
     assert image_seeds([3, 3], 2) == [3, 3]
     with pytest.raises(ValueError, match="3 images need 3 seeds, got 2"):
         image_seeds([1, 2], 3)
+    with pytest.raises(ValueError, match="must fit in 64 bits"):
+        image_seeds(2**64 - 1, 2)

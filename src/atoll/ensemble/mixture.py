@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Mixture:
     def __post_init__(self) -> None:
         if not self.denoisers:
             raise ValueError("a mixture needs at least one expert")
+        _check_guidance_weights(self.guidance_weights)
         for k, denoiser in enumerate(self.denoisers):
             if denoiser.kind is not Kind.VELOCITY or denoiser.schedule != self.schedule:
                 raise ValueError(
@@ -73,10 +74,12 @@ class Mixture:
         self, x: Tensor, t: Tensor, condition: Condition, scale: float, weights: GuidanceWeights | None = None
     ) -> Prediction:
         """Classifier-free guidance; the two halves of a row that use the same expert go through it in one call."""
+        weights = weights or self.guidance_weights
+        _check_guidance_weights(weights)
         if scale == 1.0:
             return self(x, t, condition)
         x2, t2, condition2 = torch.cat([x, x]), torch.cat([t, t]), Condition.cat([condition, condition.null()])
-        if (weights or self.guidance_weights) == "own":
+        if weights == "own":
             halves = self._routed(x2, t2, condition2).chunk(2)
             weights2 = torch.cat([self.route(half, t) for half in halves])
         else:
@@ -110,3 +113,8 @@ class Mixture:
             value = self.denoisers[k](x[rows], t[rows], part).value
             total.index_add_(0, rows, per_sample(weights[rows, k], value) * value.to(total.dtype))
         return total
+
+
+def _check_guidance_weights(weights: str) -> None:
+    if weights not in get_args(GuidanceWeights):
+        raise ValueError(f"guidance weights must be one of {', '.join(get_args(GuidanceWeights))}, got {weights!r}")

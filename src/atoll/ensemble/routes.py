@@ -131,7 +131,9 @@ def parse_route(text: str, clusters: Sequence[int] | None = None) -> Route:
     if text == "sampled":
         return Sampled()
     if text == "oracle":
-        return Oracle(None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64))
+        if clusters is None:
+            raise UserError("route 'oracle' needs the true cluster of every image, not known here; use top-1")
+        return Oracle(torch.as_tensor(clusters, dtype=torch.int64))
     word, _, number = text.partition("-")
     try:
         if word == "top":

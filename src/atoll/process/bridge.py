@@ -6,7 +6,7 @@ the expert's time s so that both hold the same signal-to-noise ratio; then alpha
     y = c x,    c = sqrt(alpha(s)^2 + sigma(s)^2) / sqrt(a^2 + b^2)                 (1)
 
 is *the same random variable*: the posterior of (x0, eps) given x and given y agree. So ask the expert at
-(c x, s), turn its answer into the pair (x0, eps) on its own path, and read off the reference velocity
+(c x, s) and read the reference velocity off its answer and y, on its own path (prediction.py, equation 2):
 
     v = a' x0 + b' eps.                                                           (2)
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .condition import Condition
 from .denoiser import Denoiser
-from .prediction import Kind, Prediction, carries_only_noise, combine, pair
+from .prediction import Kind, Prediction, carries_only_noise, coefficients, linear_form
 from .schedule import DDPMBetas, LinearFlow, Schedule, per_sample, widen
 
 
@@ -60,11 +60,10 @@ class Bridge:
 
         s = self.expert_time(t)
         scale = torch.hypot(own.alpha(s), own.sigma(s)) / torch.hypot(self.onto.alpha(t), self.onto.sigma(t))
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = per_sample(scale, x).to(wide.dtype) * wide
+        y = per_sample(scale, x).to(torch.promote_types(x.dtype, torch.float32)) * x
         answer = self.denoiser(y.to(x.dtype), s, condition)
-        x0, eps = pair(answer, own, y, s)
-        return combine(Kind.VELOCITY, self.onto, t, x0, eps)
+        velocity = coefficients(Kind.VELOCITY, self.onto, t)
+        return Prediction(Kind.VELOCITY, linear_form(answer, own, y, s, velocity))
 
     def expert_time(self, t: Tensor) -> Tensor:
         """The expert's time s for reference times t [B]: equal log-SNR, within the band and the limit."""

@@ -4,13 +4,13 @@ Every kind is a linear form in the clean sample and the noise,
 
     value = p x0 + q eps,                                                        (1)
 
-and so is the state, x_t = alpha x0 + sigma eps. `coefficients` is the table of (p, q). The two equations
-solve for the pair (x0, eps):
+and so is the state, x = alpha x0 + sigma eps. `coefficients` is the table of (p, q). Two equations, two unknowns:
+any other form P x0 + Q eps follows from the state and the value,
 
-    det = alpha q - sigma p,    x0 = (q x - sigma value) / det,    eps = (alpha value - p x) / det,   (2)
+    P x0 + Q eps = ((P q - Q p) x + (Q alpha - P sigma) value) / det,    det = alpha q - sigma p.   (2)
 
-and any other kind follows from (1). An error e in the value is an error -sigma e / det in x0; that factor
-is `x0_gain`, and it is all there is to say about how objectives weigh time against each other.
+(P, Q) = (1, 0) is x0, (0, 1) is eps. An error e in the value is an error -sigma e / det in x0; that factor is
+`x0_gain`, and it is all there is to say about how objectives weigh time against each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .schedule import Schedule, per_sample
+from .schedule import Schedule, per_sample, widen
 
 
 class Kind(StrEnum):
@@ -45,16 +45,17 @@ class Prediction:
 Coefficients = tuple[Tensor, Tensor]
 
 _TABLE: dict[Kind, Callable[[Schedule, Tensor], Coefficients]] = {
-    Kind.X0: lambda path, t: (torch.ones_like(path.sigma(t)), torch.zeros_like(path.sigma(t))),
-    Kind.EPSILON: lambda path, t: (torch.zeros_like(path.sigma(t)), torch.ones_like(path.sigma(t))),
+    Kind.X0: lambda path, t: (torch.ones_like(widen(t)), torch.zeros_like(widen(t))),
+    Kind.EPSILON: lambda path, t: (torch.zeros_like(widen(t)), torch.ones_like(widen(t))),
     Kind.VELOCITY: lambda path, t: (path.d_alpha(t), path.d_sigma(t)),
-    Kind.V: lambda path, t: (-path.sigma(t) / _norm(path, t), path.alpha(t) / _norm(path, t)),
-    Kind.SCORE: lambda path, t: (torch.zeros_like(path.sigma(t)), -1.0 / path.sigma(t)),
+    Kind.V: lambda path, t: _unit(-path.sigma(t), path.alpha(t)),
+    Kind.SCORE: lambda path, t: (torch.zeros_like(widen(t)), -1.0 / path.sigma(t)),
 }
 
 
-def _norm(path: Schedule, t: Tensor) -> Tensor:
-    return torch.hypot(path.alpha(t), path.sigma(t))
+def _unit(p: Tensor, q: Tensor) -> Coefficients:
+    length = torch.hypot(p, q)
+    return p / length, q / length
 
 
 def coefficients(kind: Kind, schedule: Schedule, t: Tensor) -> Coefficients:
@@ -62,16 +63,13 @@ def coefficients(kind: Kind, schedule: Schedule, t: Tensor) -> Coefficients:
     return _TABLE[kind](schedule, t)
 
 
-def _determinant(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
-    p, q = coefficients(kind, schedule, t)
-    return schedule.alpha(t) * q - schedule.sigma(t) * p
-
-
 def x0_gain(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
     """Size of the x0 error that a unit error in `kind` makes at t: |sigma / det|, float64 [B]."""
     if kind is Kind.X0:
-        return torch.ones_like(schedule.sigma(t))  # also at t = 0, where sigma / det is 0 / 0
-    return (schedule.sigma(t) / _determinant(kind, schedule, t)).abs()
+        return torch.ones_like(widen(t))  # also at t = 0, where sigma / det is 0 / 0
+    p, q = coefficients(kind, schedule, t)
+    alpha, sigma = schedule.alpha(t), schedule.sigma(t)
+    return (sigma / (alpha * q - sigma * p)).abs()
 
 
 @lru_cache(maxsize=64)
@@ -91,30 +89,25 @@ def combine(kind: Kind, schedule: Schedule, t: Tensor, x0: Tensor, eps: Tensor) 
     return Prediction(kind, p * x0 + q * eps)
 
 
-def pair(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """(x0, eps) by equation (2), in float32 or wider whatever the inputs' precision."""
+def linear_form(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor, form: Coefficients) -> Tensor:
+    """P x0 + Q eps by equation (2), for `form` = (P, Q) [B]; in float32 or wider whatever the inputs' precision."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, prediction.value.dtype), torch.float32)
-    x, value = x.to(dtype), prediction.value.to(dtype)
     p, q = coefficients(prediction.kind, schedule, t)
-    det = _determinant(prediction.kind, schedule, t)
+    alpha, sigma = schedule.alpha(t), schedule.sigma(t)
+    det = alpha * q - sigma * p
+    of_state, of_value = (form[0] * q - form[1] * p) / det, (form[1] * alpha - form[0] * sigma) / det
+    return per_sample(of_state, x).to(dtype) * x + per_sample(of_value, x).to(dtype) * prediction.value
 
-    def weigh(numerator: Tensor) -> Tensor:
-        return per_sample(numerator / det, x).to(dtype)
 
-    if prediction.kind is Kind.X0:
-        x0 = value
-    else:
-        x0 = weigh(q) * x - weigh(schedule.sigma(t)) * value
-    if prediction.kind is Kind.EPSILON:
-        eps = value
-    else:
-        eps = weigh(schedule.alpha(t)) * value - weigh(p) * x
-    return x0, eps
+def pair(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """(x0, eps), in float32 or wider whatever the inputs' precision."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, prediction.value.dtype), torch.float32)
+    wide = Prediction(prediction.kind, prediction.value.to(dtype))
+    return convert(wide, Kind.X0, schedule, x, t).value, convert(wide, Kind.EPSILON, schedule, x, t).value
 
 
 def convert(prediction: Prediction, to: Kind, schedule: Schedule, x: Tensor, t: Tensor) -> Prediction:
     """The same answer as another kind on the same path; the same kind comes back untouched."""
     if prediction.kind is to:
         return prediction
-    x0, eps = pair(prediction, schedule, x, t)
-    return combine(to, schedule, t, x0, eps)
+    return Prediction(to, linear_form(prediction, schedule, x, t, coefficients(to, schedule, t)))

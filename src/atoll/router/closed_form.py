@@ -18,8 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, Schedule, combine, per_sample, wide_dtype
-from ..process.prediction import coefficients
+from ..process import (
+    Condition,
+    Denoiser,
+    Kind,
+    LinearFlow,
+    Prediction,
+    Schedule,
+    coefficients,
+    combine,
+    per_sample,
+    wide_dtype,
+)
 
 
 @dataclass(frozen=True)

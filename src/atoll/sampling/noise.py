@@ -15,11 +15,12 @@ from torch import Tensor
 
 def image_seeds(seed: int | Sequence[int], count: int) -> list[int]:
     """One seed per image: seed, seed + 1, ... from a number, or a list taken as it is."""
-    if isinstance(seed, int):
-        return [seed + i for i in range(count)]
-    if len(seed) != count:
-        raise ValueError(f"{count} images need {count} seeds, got {len(seed)}")
-    return [int(s) for s in seed]
+    seeds = [seed + i for i in range(count)] if isinstance(seed, int) else [int(s) for s in seed]
+    if len(seeds) != count:
+        raise ValueError(f"{count} images need {count} seeds, got {len(seeds)}")
+    if count and not -(2**63) <= min(seeds) <= max(seeds) < 2**64:
+        raise ValueError(f"seeds must fit in 64 bits, got {min(seeds)} .. {max(seeds)}")
+    return seeds
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> Tensor:
@@ -35,7 +36,7 @@ def step_noise(seeds: Sequence[int], shape: Sequence[int], step: int) -> Tensor:
 def _normal(seeds: list[int], shape: Sequence[int]) -> Tensor:
     noise = torch.empty(len(seeds), *shape)
     for row, seed in zip(noise, seeds, strict=True):
-        row.normal_(generator=torch.Generator().manual_seed(seed))
+        row.normal_(generator=torch.Generator().manual_seed(int(seed)))
     return noise
 
 

@@ -106,8 +106,9 @@ def dpmpp_2m(
     before: Tensor | None = None
     for index in range(walk.steps):
         step = walk.begin(index, x)
-        x0 = walk.extrapolated(index, step.x0, before)
-        before = step.x0
+        estimate = step.x0
+        x0 = walk.extrapolated(index, estimate, before)
+        before = estimate
         e = walk.shrink(index)
         x = walk.sigma[index + 1] / walk.sigma[index] * x + walk.alpha[index + 1] * (1.0 - e) * x0
     return x
@@ -131,8 +132,9 @@ def stochastic(
     before: Tensor | None = None
     for index in range(walk.steps):
         step = walk.begin(index, x)
-        x0 = walk.extrapolated(index, step.x0, before)
-        before = step.x0
+        estimate = step.x0
+        x0 = walk.extrapolated(index, estimate, before)
+        before = estimate
         e = walk.shrink(index)
         x = walk.sigma[index + 1] / walk.sigma[index] * e * x + walk.alpha[index + 1] * (1.0 - e * e) * x0
         if walk.sigma[index + 1] > 0.0:

@@ -25,7 +25,9 @@ class Input:
 def picture(seed: int, width: int = 48, height: int = 40, channels: int = 3) -> np.ndarray:
     """A smooth random picture, so that lossy formats keep it recognisable."""
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 6, channels), dtype=np.uint8)
-    image = Image.fromarray(coarse[..., 0] if channels == 1 else coarse).resize((width, height), Image.Resampling.BICUBIC)
+    image = Image.fromarray(coarse[..., 0] if channels == 1 else coarse).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     return np.asarray(image)
 
 
@@ -146,7 +148,10 @@ def corpus() -> list[Input]:
         "one_pixel.gif": (encoded(picture(61, width=1, height=1), "GIF"), "too small"),
         "thin.png": (encoded(picture(62, width=400, height=15), "PNG"), "too small"),
         "float.tif": (encoded(Image.fromarray(np.full((40, 48), 0.5, np.float32)), "TIFF"), "unknown value range"),
-        "thirty_two_bit.tif": (encoded(Image.fromarray(np.full((40, 48), 2**20, np.int32)), "TIFF"), "unknown value range"),
+        "thirty_two_bit.tif": (
+            encoded(Image.fromarray(np.full((40, 48), 2**20, np.int32)), "TIFF"),
+            "unknown value range",
+        ),
     }
     inputs = [Input(name, content, None) for name, content in accepted.items()]
     return inputs + [Input(name, content, reason) for name, (content, reason) in rejected.items()]

@@ -27,7 +27,7 @@ def test_every_input_is_a_sample_or_a_listed_reject(form: str, tmp_path: Path) -
     inputs = corpus()
     assert len(inputs) >= 60
     place = FORMS[form](tmp_path / "source", [Item(i.name, i.content) for i in inputs])
-    data = prepare(place, tmp_path / "data", PrepareConfig(size=SIZE))
+    data = prepare(place, tmp_path / "data", PrepareConfig(size=SIZE, features="pixels"))
     rejects = [json.loads(line) for line in data.read("rejects.jsonl").splitlines()]
     assert sorted(Index.of(data).ids) == sorted(sha(i.content) for i in inputs if i.reason is None)
     assert {r["id"]: r["reason"] for r in rejects} == {sha(i.content): i.reason for i in inputs if i.reason}
@@ -41,7 +41,9 @@ def test_every_input_is_a_sample_or_a_listed_reject(form: str, tmp_path: Path) -
 def test_all_forms_make_the_same_artifact(tmp_path: Path) -> None:
     items = [Item(i.name, i.content, "a thing", 3) for i in corpus()]
     digests = {
-        prepare(make(tmp_path / form, items), tmp_path / f"{form}-data", PrepareConfig(size=SIZE)).digest
+        prepare(
+            make(tmp_path / form, items), tmp_path / f"{form}-data", PrepareConfig(size=SIZE, features="pixels")
+        ).digest
         for form, make in FORMS.items()
     }
     assert len(digests) == 1
@@ -50,7 +52,7 @@ def test_all_forms_make_the_same_artifact(tmp_path: Path) -> None:
 def test_nothing_usable_is_one_line(tmp_path: Path) -> None:
     place = FORMS["folder"](tmp_path / "source", [Item(i.name, i.content) for i in corpus() if i.reason])
     with pytest.raises(UserError, match="none of its images can be used; the first one, .*: "):
-        prepare(place, tmp_path / "data", PrepareConfig(size=SIZE))
+        prepare(place, tmp_path / "data", PrepareConfig(size=SIZE, features="pixels"))
     assert not (tmp_path / "data").exists()
 
 

@@ -10,23 +10,24 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ..artifacts import UserError, canonical_json, write_atomic
-from ..models.autoencoders import Autoencoder, load_autoencoder
+from ..artifacts import canonical_json, write_atomic
+from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
 from .gather import Slice, unite
 from .index import SCHEMA, split_of
-from .shards import read_shard, write_shard
+from .shards import pack_captions, read_shard, write_shard
 from .space import LatentSpace, TextSpace
 from .text import text_encoder
+
+THUMBNAIL = 16
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Encoders:
     autoencoder: str
     features: str
     text: TextSpace | None
+    text_storage: Literal["cache", "online"]
     device: str
 
 
@@ -60,12 +62,12 @@ def encode(task: EncodeTask) -> int:
         return int(json.loads(marker.read_bytes())["count"])
     gathered = unite(task.slices)
     with fixed_threads(task.threads), torch.inference_mode():
-        latents, features = encode_images(task.encoders, gathered.pixels, task.batch)
-        text = encode_captions(task.encoders.text, gathered.captions)
+        images = encode_images(task.encoders, gathered.pixels, task.batch)
+        text = encode_captions(task.encoders, gathered.captions)
     labels = torch.tensor([-1 if label is None else label for label in gathered.labels], dtype=torch.int64)
     write_shard(
         task.folder / f"{task.number:05d}.safetensors",
-        {"latents": latents, "features": features, "labels": labels, **text},
+        {**images, "labels": labels, **text},
     )
     splits = [split_of(identity, task.validation, task.holdout) for identity in gathered.ids]
     count = len(gathered.ids)
@@ -88,40 +90,46 @@ def encode(task: EncodeTask) -> int:
         "unlabelled": int((labels < 0).sum()),
         "largest_label": max(labels.tolist(), default=-1),
         "conflicts": [identity.hex() for identity in gathered.conflicts],
-        **moments(latents[torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
+        **moments(images["latents"][torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
     }
     write_atomic(marker, canonical_json(summary))
     return count
 
 
-def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> tuple[Tensor, Tensor]:
-    """Latents float32 [N, C, H, W] as the autoencoder gives them, and features float32 [N, D]."""
-    autoencoder = open_autoencoder(encoders.autoencoder, encoders.device)
+def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[str, Tensor]:
+    """`latents` float32 [N, C, H, W] as the autoencoder gives them, `features` float32 [N, D], and `thumbnails`."""
+    autoencoder = load_autoencoder(encoders.autoencoder)
     extractor = load_extractor(encoders.features, encoders.device)
-    latents, features = [], []
+    parts = []
     for start in range(0, len(pixels), batch):
         images = torch.from_numpy(pixels[start : start + batch]).to(encoders.device)
-        latents.append(autoencoder.encode(images).float().cpu())
-        features.append(extractor.extract(images).float().cpu())
-    return torch.cat(latents), torch.cat(features)
+        part = {
+            "latents": autoencoder.encode(images).float(),
+            "features": extractor.extract(images).float(),
+            "thumbnails": thumbnails(images),
+        }
+        parts.append({name: value.cpu() for name, value in part.items()})
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-@lru_cache(maxsize=2)
-def open_autoencoder(name: str, device: str) -> Autoencoder:
-    """The autoencoder a user names with --autoencoder; kept, since a worker needs it for every shard."""
-    try:
-        return load_autoencoder(name)
-    except ValueError as error:
-        raise UserError(f"--autoencoder {name}: {error}") from error
+def thumbnails(images: Tensor) -> Tensor:
+    """Images uint8 [B, C, S, S] averaged down to 16x16 at most: what a partition by plain pixels is compared with."""
+    small = torch.nn.functional.adaptive_avg_pool2d(images.float(), min(images.shape[-1], THUMBNAIL))
+    return small.round().to(torch.uint8)
 
 
-def encode_captions(space: TextSpace | None, captions: Sequence[Sequence[str]]) -> dict[str, Tensor]:
-    """`captions` offsets int64 [N + 1] and the text tensors of all captions, one after another."""
-    if space is None:
+def encode_captions(encoders: Encoders, captions: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+    """`captions` offsets int64 [N + 1] and the text of all captions, one after another: embedded, or as it is."""
+    if encoders.text is None:
         return {}
     ends = torch.tensor([len(texts) for texts in captions], dtype=torch.int64).cumsum(0)
     flat = [text for texts in captions for text in texts]
-    return {"captions": torch.cat([torch.zeros(1, dtype=torch.int64), ends]), **text_encoder(space).encode(flat)}
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+    if encoders.text_storage == "online":
+        return {"captions": offsets, **pack_captions(flat)}
+    # the empty caption comes along and is cut off again, so that a shard without captions needs no special case
+    encoded = text_encoder(encoders.text, encoders.device).encode([*flat, ""])
+    return {"captions": offsets, **{name: value[:-1] for name, value in encoded.items()}}
 
 
 def moments(latents: Tensor) -> dict[str, list[float] | int]:
@@ -156,8 +164,7 @@ def normalise(task: NormaliseTask) -> int:
     name = f"{task.number:05d}.safetensors"
     tensors = read_shard(task.encoded / name)
     if not (task.out / name).exists():
-        mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (task.space.mean, task.space.std))
-        write_shard(task.out / name, {**tensors, "latents": (tensors["latents"] - mean) / std})
+        write_shard(task.out / name, {**tensors, "latents": task.space.normalise(tensors["latents"])})
     return len(tensors["labels"])
 
 

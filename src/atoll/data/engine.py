@@ -100,7 +100,9 @@ class Ray:
         started = not ray.is_initialized()
         if started:
             try:
-                ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+                ray.init(
+                    address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING
+                )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise UserError(f"--ray-address {self.address}: cannot reach the cluster ({error})") from error
         try:

@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,15 +25,17 @@ from ..artifacts import (
     sha256_bytes,
     write_atomic,
 )
+from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
-from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise, open_autoencoder
+from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
 from .gather import GatherTask, chunk_stems, gather, read_captions, read_rejects, slices_by_shard
 from .index import SCHEMA
 from .progress import Progress, silent
+from .shards import read_shard, write_shard
 from .sources import Source, SourceConfig, Unit, open_source
 from .space import TextSpace
-from .text import Words
+from .text import Words, pretrained_space, text_encoder
 
 KIND = "data"
 
@@ -46,8 +48,9 @@ class PrepareConfig(BaseModel):
     size: int | None = Field(default=None, gt=0, description="side of the square images; None: the source's own")
     smallest: int | None = Field(default=None, gt=0, description="shortest side accepted; None: half of size")
     autoencoder: str = "pixels"
-    features: str = "pixels"
-    text_encoder: str = Field(default="words", description="words, or none")
+    features: str | None = Field(default=None, description="pixels, efficientnet-lite0, dinov2; None: the source's own")
+    text_encoder: str = Field(default="words", description="words, clip:PLACE, t5:PLACE, minilm, or none")
+    text: Literal["cache", "online"] = Field(default="cache", description="online: islands embed captions themselves")
     validation: float = Field(default=0.05, ge=0, lt=1, description="share of the samples an island validates on")
     holdout: float = Field(default=0.05, ge=0, lt=1, description="share no island ever sees")
     shard_rows: int = Field(default=4096, gt=0, description="samples per shard, about")
@@ -71,9 +74,12 @@ def prepare(
     """
     origin = open_source(source, config.source)
     size = config.size or origin.default_size
-    config = config.model_copy(update={"size": size, "smallest": config.smallest or max(1, size // 2)})
-    autoencoder = open_autoencoder(config.autoencoder, device)
-    extractor = load_extractor(config.features, device)
+    features = config.features or origin.default_features
+    smallest = config.smallest or max(1, size // 2)
+    config = config.model_copy(update={"size": size, "smallest": smallest, "features": features})
+    autoencoder = load_autoencoder(config.autoencoder)
+    latent_shape = autoencoder.latent_shape(origin.channels, size)
+    extractor = load_extractor(features, device)
     request = {
         **config.model_dump(exclude={"source"}),
         "labels": config.source.labels,
@@ -100,7 +106,7 @@ def prepare(
 
         stems = chunk_stems(chunks)
         text = text_space(config.text_encoder, stems)
-        encoders = Encoders(config.autoencoder, config.features, text, device)
+        encoders = Encoders(config.autoencoder, features, text, config.text, device)
         shards = -(-rows // config.shard_rows)
         tasks = [
             EncodeTask(
@@ -123,7 +129,7 @@ def prepare(
         summaries = [json.loads((encoded / f"{n:05d}.json").read_bytes()) for n in range(shards)]
         if not sum(summary["values"] for summary in summaries):
             raise UserError(f"{source}: {count} images leave none for training; add images or lower --holdout")
-        space = latent_space(autoencoder.id, autoencoder.latent_shape(origin.channels, size), summaries)
+        space = latent_space(autoencoder.id, latent_shape, summaries)
         done = 0
         targets = [NormaliseTask(n, encoded, draft.folder / "shards", space) for n in range(shards)]
         for shard_count in workers.map(normalise, targets):
@@ -131,6 +137,9 @@ def prepare(
             progress("writing shards", done, count)
 
         write_index(draft.folder / "index.parquet", encoded, shards)
+        if text is not None:
+            # guidance and dropout may ask for it long after the encoder is gone
+            write_shard(draft.folder / "empty.safetensors", text_encoder(text, device).encode([""]))
         rejected = write_rejects(draft.folder, chunks, [c for s in summaries for c in s["conflicts"]], source)
         shutil.rmtree(state)
         return draft.commit(
@@ -204,7 +213,7 @@ def text_space(name: str, stems: Sequence[Path]) -> TextSpace | None:
         return None
     if name == "words":
         return Words.of(all_captions(stems)).space
-    raise UserError(f"--text-encoder {name}: not known; use words or none")
+    return pretrained_space(name)
 
 
 def all_captions(stems: Sequence[Path]) -> Iterator[str]:
@@ -251,6 +260,4 @@ def label_count(summaries: Sequence[dict[str, Any]]) -> int | None:
 
 
 def feature_width(folder: Path) -> int:
-    from .shards import read_shard
-
     return int(read_shard(folder / "shards" / "00000.safetensors")["features"].shape[1])

@@ -4,14 +4,17 @@ One shard holds N samples:
 
     latents   float32 [N, C, H, W]   normalised
     features  float32 [N, D]         only in data/, for clustering
+    thumbnails uint8 [N, C, 16, 16]  only in data/, to compare with clustering by plain pixels
     labels    int64 [N]              -1 where there is none
     captions  int64 [N + 1]          the captions of sample i are the text rows captions[i] : captions[i + 1]
-    tokens    [M, L] word ids or [M, L, W] embeddings, with mask bool [M, L]; or pooled [M, W]
+    tokens    [M, L] word ids or [M, L, W] embeddings, with mask bool [M, L]; or pooled [M, W];
+              or, to be embedded while training, caption_text uint8 [bytes] and caption_ends int64 [M]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +25,26 @@ from torch import Tensor
 
 from ..artifacts import UserError
 from ..process import Condition
+from .space import TextSpace
+from .text import TextEncoder, text_encoder
 
 TEXT_FIELDS = ("tokens", "mask", "pooled")
+
+
+def pack_captions(captions: Sequence[str]) -> dict[str, Tensor]:
+    """Captions as tensors: their UTF-8 bytes, and where each one ends."""
+    encoded = [caption.encode() for caption in captions]
+    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+    return {
+        "caption_text": torch.from_numpy(np.frombuffer(b"".join(encoded), dtype=np.uint8).copy()),
+        "caption_ends": torch.from_numpy(ends),
+    }
+
+
+def unpack_captions(shard: Mapping[str, Tensor], rows: Sequence[int]) -> list[str]:
+    """Some of the captions packed in a shard."""
+    text, ends = shard["caption_text"].numpy(), shard["caption_ends"]
+    return [text[int(ends[row - 1]) if row else 0 : int(ends[row])].tobytes().decode() for row in rows]
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -51,8 +72,8 @@ def check_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
     """Refuse a shard whose tensors cannot belong together: it may come from a stranger."""
     if "latents" not in shard or "labels" not in shard:
         raise UserError(f"{path}: a shard needs latents and labels, this file holds {sorted(shard)}; copy it again")
-    counts = {name: len(shard[name]) for name in ("latents", "labels", "features") if name in shard}
-    texts = {name: len(shard[name]) for name in TEXT_FIELDS if name in shard}
+    counts = {name: len(shard[name]) for name in ("latents", "labels", "features", "thumbnails") if name in shard}
+    texts = {name: len(shard[name]) for name in (*TEXT_FIELDS, "caption_ends") if name in shard}
     if "captions" in shard:
         offsets = shard["captions"]
         counts["captions"] = len(offsets) - 1
@@ -68,9 +89,11 @@ class ShardSet:
     """Several shards as one list of samples, in the order of `paths`.
 
     Rows are int64 [n], counted through all shards. Tensors come back on the CPU, copied out of the map.
+    `text` is needed only where captions are stored as text, to be embedded here and now.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], text: TextSpace | None = None) -> None:
+        self._space = text
         self._shards = [read_shard(Path(path)) for path in paths]
         self._ends = np.cumsum([len(shard["latents"]) for shard in self._shards], dtype=np.int64)
         for path, shard in zip(paths, self._shards, strict=True):
@@ -87,6 +110,10 @@ class ShardSet:
     def features(self, rows: Tensor) -> Tensor:
         """float32 [n, D]; only shards of data/ have them."""
         return self._gather("features", rows)
+
+    def thumbnails(self, rows: Tensor) -> Tensor:
+        """uint8 [n, C, 16, 16] or smaller; only shards of data/ have them."""
+        return self._gather("thumbnails", rows)
 
     def labels(self, rows: Tensor) -> Tensor:
         """int64 [n], -1 where a sample has no label."""
@@ -113,18 +140,28 @@ class ShardSet:
             chosen = (first + (u[places].to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
             rows_of_text = torch.where(some, chosen, torch.zeros_like(chosen))
             picked: dict[str, Tensor] = {}
+            if "caption_text" in shard:
+                texts = unpack_captions(shard, rows_of_text[some].tolist())
+                captions = iter(texts)
+                picked = self._encoder.encode([next(captions) if there else "" for there in some.tolist()])
             for name in TEXT_FIELDS:
                 if name in shard:
                     table = shard[name]
-                    value = table[rows_of_text] if len(table) else table.new_zeros(len(local), *table.shape[1:])
-                    value[~some] = 0
-                    picked[name] = value
+                    picked[name] = table[rows_of_text] if len(table) else table.new_zeros(len(local), *table.shape[1:])
+            for value in picked.values():
+                value[~some] = 0
             return picked | {"dropped": ~some}
 
         text = self._collect(rows, choose)
         if not bool(text["dropped"].any()):
             del text["dropped"]
         return text
+
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        if self._space is None:
+            raise UserError("these shards hold captions as text (--text online); pass the text space of the data")
+        return text_encoder(self._space)
 
     def _gather(self, name: str, rows: Tensor) -> Tensor:
         def pick(shard: dict[str, Tensor], local: Tensor, _: Tensor) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import UserError
+from ..models.text_encoders import load_pretrained_text
 from .space import TextSpace
 
 MOST_WORDS = 65_536  # a larger vocabulary is not a toy any more: use a pretrained text encoder
@@ -21,8 +22,6 @@ MOST_WORDS = 65_536  # a larger vocabulary is not a toy any more: use a pretrain
 class TextEncoder(Protocol):
     """Captions to the tensors of a Condition: {"tokens", "mask"} or {"pooled"}, the batch first."""
 
-    @property
-    def space(self) -> TextSpace: ...
     def encode(self, captions: Sequence[str]) -> dict[str, Tensor]: ...
 
 
@@ -92,8 +91,14 @@ def load_text_encoder(space: TextSpace) -> TextEncoder:
     raise UserError(f"text encoder {space.encoder!r}: not known to this atoll; use a newer one")
 
 
-def text_encoder(space: TextSpace) -> TextEncoder:
-    """The encoder that made this text space, for captions of a shard or prompts of a user."""
+def text_encoder(space: TextSpace, device: str = "cpu") -> TextEncoder:
+    """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
     if space.kind == "words":
         return Words(space)
-    raise UserError(f"text encoder {space.encoder}: not known; use words")
+    return load_pretrained_text(space.encoder).to(device)
+
+
+def pretrained_space(name: str) -> TextSpace:
+    """The text space of a pretrained encoder such as clip:PLACE or minilm."""
+    encoder = load_pretrained_text(name)
+    return TextSpace(encoder=encoder.id, kind=encoder.kind, length=encoder.length, width=encoder.width, vocabulary=None)

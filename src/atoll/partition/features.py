@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..artifacts import UserError, sha256_file
+from ..artifacts import UserError
+from ..models.pretrained import EXTRA, locate
 
 PIXEL_GRID = 16  # raw pixels are averaged down to this many a side: more would only be slower
 EFFICIENTNET_SIZE = 128  # 224 is three times slower and finds hardly better clusters
@@ -81,18 +81,15 @@ class DINOv2:
         try:
             from transformers import Dinov2Model
         except ImportError as error:
-            raise UserError(
-                f"--features dinov2: needs transformers; pip install 'atoll-diffusion[diffusers]' (asked for {name})"
-            ) from error
+            raise UserError(f"--features dinov2: needs an extra: {EXTRA}") from error
+        found = locate(name)
         try:
-            network: Any = Dinov2Model.from_pretrained(name)
-        except OSError as error:
+            network: Any = Dinov2Model.from_pretrained(found.folder, local_files_only=True, use_safetensors=True)
+        except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"--features dinov2: cannot load {name} ({str(error).splitlines()[0]}); "
-                "give a folder with dinov2:FOLDER, or use efficientnet-lite0, which needs no download"
+                f"--features dinov2: {found.folder} holds no DINOv2 ({str(error).splitlines()[0]})"
             ) from error
-        weights = Path(name) / "model.safetensors"
-        self.id = f"dinov2:{sha256_file(weights)[:12]}" if weights.is_file() else f"dinov2:{name}"
+        self.id = f"dinov2:{found.id}"
         self._size = min(DINOV2_SIZE, network.config.image_size)
         self._network = network.eval().requires_grad_(False).to(device)
         shape = (1, 3, 1, 1)

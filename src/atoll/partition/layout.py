@@ -22,7 +22,9 @@ from torch import Tensor
 from ..artifacts import Artifact
 from ..data.index import Index
 from ..data.progress import Progress
-from ..data.shards import TEXT_FIELDS, read_shard, write_shard
+from ..data.shards import TEXT_FIELDS, pack_captions, read_shard, unpack_captions, write_shard
+
+OFFSETS = ("captions", "caption_ends")  # count from the start of their own shard
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -76,15 +78,20 @@ def rows_of(shard: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         text = start + torch.arange(len(start))
         part["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         part |= {name: shard[name][text] for name in TEXT_FIELDS if name in shard}
+        if "caption_text" in shard:
+            part |= pack_captions(unpack_captions(shard, text.tolist()))
     return part
 
 
 def join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Several parts as one shard; caption offsets are shifted to go on where the last part ended."""
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != "captions"}
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name not in OFFSETS}
     if "captions" in parts[0]:
         counts = torch.cat([part["captions"].diff() for part in parts])
         whole["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    if "caption_ends" in parts[0]:
+        shifts = np.cumsum([0, *(len(part["caption_text"]) for part in parts[:-1])]).tolist()
+        whole["caption_ends"] = torch.cat([p["caption_ends"] + shift for p, shift in zip(parts, shifts, strict=True)])
     return whole
 
 

@@ -18,9 +18,8 @@ TILE = 48  # pixels a side, at least; small images are enlarged by a whole facto
 
 def images_of(latents: Tensor, space: LatentSpace, autoencoder: Autoencoder) -> np.ndarray:
     """Normalised latents [N, C, H, W] as images uint8 [N, C, S, S]."""
-    mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (space.mean, space.std))
     with torch.inference_mode():
-        return autoencoder.decode(latents * std + mean).numpy()
+        return autoencoder.decode(space.restore(latents)).numpy()
 
 
 def contact_sheet(images: np.ndarray) -> Image.Image:

@@ -22,6 +22,8 @@ from ..data.space import LatentSpace
 from ..models.autoencoders import load_autoencoder
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
 from .layout import write_clusters
+from .quality import measure, telling_words
+from .report import write_report
 from .sheets import images_of, write_sheet
 
 KIND = "partition"
@@ -81,6 +83,18 @@ def partition(
         )
         space = LatentSpace.model_validate(parent.config["latent"])
         write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
+        progress("measuring", 0, None)
+        quality = measure(index, samples, assignment, sizes, config.seed)
+        (draft.folder / "quality.json").write_bytes(canonical_json(quality) + b"\n")
+        write_report(
+            draft.folder / "partition.html",
+            settings=settings,
+            data=parent.config,
+            sizes=sizes,
+            quality=quality,
+            words=telling_words(index.captions, assignment, config.clusters),
+            sheets=draft.folder / "sheets",
+        )
         return draft.commit(config=settings, parents={"data": parent.digest}, licence=parent.manifest.licence)
 
 

@@ -24,6 +24,10 @@ class Digits:
         return 8
 
     @property
+    def default_features(self) -> str:
+        return "pixels"
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return NAMES
 

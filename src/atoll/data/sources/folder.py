@@ -42,6 +42,10 @@ class Folder:
     def default_size(self) -> int:
         return 64
 
+    @property
+    def default_features(self) -> str:
+        return "efficientnet-lite0"
+
     @cached_property
     def classes(self) -> tuple[str, ...] | None:
         if self.labels == "given":

@@ -63,6 +63,11 @@ class Source(Protocol):
     def default_size(self) -> int: ...
 
     @property
+    def default_features(self) -> str:
+        """The extractor to cluster by when none is named; one that needs no download."""
+        ...
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the labels, where the source knows them."""
         ...

@@ -40,6 +40,10 @@ class Tables:
     def default_size(self) -> int:
         return 64
 
+    @property
+    def default_features(self) -> str:
+        return "efficientnet-lite0"
+
     @cached_property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the labels, where the first file's schema knows them."""

@@ -30,6 +30,10 @@ class WebDataset:
         return 64
 
     @property
+    def default_features(self) -> str:
+        return "efficientnet-lite0"
+
+    @property
     def classes(self) -> None:
         return None
 

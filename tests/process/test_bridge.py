@@ -21,6 +21,7 @@ from atoll.process import (
     Schedule,
     x0_gain,
 )
+from atoll.process.schedule import _ddpm_log_snr
 from atoll.router.closed_form import ExactDenoiser, ImperfectDenoiser
 from gaussian_world import PRODUCT, SCHEDULES, WORLD, covered, name, relative_error, states
 
@@ -201,6 +202,39 @@ def test_the_literal_recipe_asks_a_discrete_expert_at_its_nearest_step() -> None
     torch.testing.assert_close(asked[0], (999 * t).round())
 
 
+@pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
+def test_training_through_the_bridge_gives_finite_gradients_from_end_to_end(schedule: Schedule, kind: Kind) -> None:
+    weight = torch.full((6,), 0.5, requires_grad=True)
+    bridge = Bridge(NetworkDenoiser(lambda x, time, condition: weight * x, schedule, kind))
+    x, t = states(4, [*ENDS, *TIMES])
+    bridge(x.float(), t, None).value.square().mean().backward()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+    assert weight.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
+def test_a_device_without_float64_is_right_to_three_digits(
+    schedule: Schedule, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apple's GPUs: as if every device were one, nothing is wider than float32 and the answer still holds."""
+    x, t = states(16, TIMES)
+    truth, inside = TRUTH(x, t, None).value, covered(schedule, t)
+    monkeypatch.setattr("atoll.process.schedule.wide_dtype", lambda device: torch.float32)
+    monkeypatch.setattr("atoll.process.schedule._ddpm_log_snr_on", lambda *key: _ddpm_log_snr(*key[:2]).float())
+    ideal = expert(schedule, kind)
+    seen: list[torch.dtype] = []
+
+    def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
+        seen.extend([x.dtype, time.dtype])
+        return ideal(x, time, condition).value.float()
+
+    bridge = Bridge(NetworkDenoiser(network, schedule, kind), limit=None)
+    answer = bridge(x.float(), t.float(), None).value
+    assert {*seen, answer.dtype, bridge.expert_time(t.float()).dtype} == {torch.float32}
+    assert relative_error(answer, truth)[inside].max() < 1e-3
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="positive or None, got 0"):
         Bridge(TRUTH, limit=0.0)
@@ -208,6 +242,9 @@ def test_mistakes_are_named() -> None:
         PaperFusion(expert(CosineVP(), Kind.X0))
     with pytest.raises(ValueError, match=r"shape \[4\], got \[2\]"):
         Bridge(expert(CosineVP(), Kind.X0))(torch.zeros(4, 6), torch.tensor([0.5, 0.5]), None)
+    variances_too = NetworkDenoiser(lambda x, time, condition: torch.cat([x, x], 1), CosineVP(), Kind.EPSILON)
+    with pytest.raises(ValueError, match=r"answered \[1, 12\] to a state of shape \[1, 6\]"):
+        variances_too(torch.zeros(1, 6), torch.tensor([0.5]), None)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=name)

@@ -173,3 +173,5 @@ def test_mistakes_are_named() -> None:
     for times in ([1.0], [0.0, 1.0], [1.0, 0.5, 0.5]):
         with pytest.raises(ValueError, match="at least two falling times"):
             euler(TRUTH, x, torch.tensor(times))
+    with pytest.raises(ValueError, match=r"must lie in 0 \.\. 1, got 999\.0"):
+        euler(TRUTH, x, torch.tensor([999.0, 0.0]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Condition:
     """One condition per sample; every field is optional and has the batch first.
 

@@ -65,4 +65,7 @@ class NetworkDenoiser:
     time_scale: float = 1.0
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        return Prediction(self.kind, self.network(x, t * self.time_scale, condition))
+        value = self.network(x, t * self.time_scale, condition)
+        if value.shape != x.shape:  # learned variances, for one: they would broadcast or fail far from here
+            raise ValueError(f"the network answered {list(value.shape)} to a state of shape {list(x.shape)}")
+        return Prediction(self.kind, value)

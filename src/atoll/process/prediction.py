@@ -34,7 +34,7 @@ class Kind(StrEnum):
     SCORE = "score"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """A tensor shaped like the state, with what it means."""
 

@@ -157,6 +157,8 @@ class _Walk:
     def __init__(self, denoiser: Denoiser, times: Tensor, condition: Condition | None, on_step: OnStep | None) -> None:
         if times.ndim != 1 or len(times) < 2 or not bool((times.diff() < 0).all()):
             raise ValueError(f"a time grid needs at least two falling times, got {times.tolist()}")
+        if not 0.0 <= times[-1] < times[0] <= 1.0:
+            raise ValueError(f"times must lie in 0 .. 1, got {times[0].item()} .. {times[-1].item()}")
         self._denoiser = denoiser if denoiser.kind is Kind.VELOCITY else Bridge(denoiser, onto=denoiser.schedule)
         self._condition = condition
         self._on_step = on_step

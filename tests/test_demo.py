@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,9 +29,7 @@ def test_leaves_everything_a_person_looks_at(tiny_demo: Path) -> None:
         assert arm["frechet"] > 0
     assert evaluation["floors"]["recogniser_accuracy"] > 0.95
     html = (tiny_demo / "report.html").read_text()
-    assert "http" not in html.replace("http://www.w3.org", "").replace("http://purl.org", ""), (
-        "one file, nothing fetched"
-    )
+    assert not re.search(r"(src|href)=.?http", html), "one file, nothing fetched"
     assert html.count("<svg") >= 4
     assert Image.open(tiny_demo / "samples.png").size[0] > 300
 
@@ -128,7 +127,7 @@ USER_MISTAKES = {
     "missing run": (["sample", "{tmp}/nowhere", "--prompt", "x"], "no such run"),
     "unknown route": (
         ["sample", "{run}", "--prompt", "a handwritten one", "--route", "best"],
-        "unknown route 'best': use",
+        "unknown route 'best'",
     ),
     "unknown word": (["sample", "{run}", "--prompt", "a painted one"], "unknown word 'painted'"),
     "no prompt": (["sample", "{run}"], "--prompt: missing"),
@@ -161,11 +160,9 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(mistake: str, tiny_demo: Pa
 
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
-    command = (
-        "mount -t tmpfs -o size=300k none small && exec " + " ".join(ATOLL) + " prepare digits --out small/run/data"
-    )
+    command = f"mount -t tmpfs -o size=300k none small && {' '.join(ATOLL)} prepare digits --out small/run/data"
     process = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command + "; ls -A small/run"],
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -169,7 +169,7 @@ class Draft:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if not self._committed and not (self.resumable and error is not None):
             shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(error, OSError):
+        if error is not None:
             raise_if_disk_full(error, self.store.url)
 
     def commit(

@@ -171,7 +171,8 @@ def write_atomic(target: Path, data: bytes) -> None:
     fsync_path(target.parent)
 
 
-def raise_if_disk_full(error: OSError, place: str) -> None:
-    """Turn "no space left" into one line the user can act on."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def raise_if_disk_full(error: BaseException, place: str) -> None:
+    """Turn "no space left" into one line the user can act on, whichever library met it."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or os.strerror(errno.ENOSPC) in str(error):
         raise UserError(f"{place}: disk full while writing; free some space and run the same command again") from error

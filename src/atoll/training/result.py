@@ -42,7 +42,7 @@ def write_result(
         for name, content in {**texts, "metrics.jsonl": lines.encode()}.items():
             write_atomic(folder / name, content)
         return seal(folder, kind, config=config, parents=parents, licence=licence)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise_if_disk_full(error, str(folder))
         raise
 

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from ..artifacts import Artifact, Store, find
+from ..planning.islands import read_islands
 from ..planning.recipes import recipe, recipe_for
 from ..planning.stage import plan as plan_stage
 from .settings import read_settings
@@ -18,6 +21,9 @@ def plan(
     partition: Annotated[str | None, typer.Option(help="The partition [default: `partition` beside the data]")] = None,
     out: Annotated[str | None, typer.Option(help="Where the orders go [default: `orders` beside the data]")] = None,
     mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow, or one per cluster: ddpm,flow,...")] = None,
+    islands: Annotated[
+        Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")
+    ] = None,
     recipe_name: Annotated[str | None, typer.Option("--recipe", help="digits, small or paper")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; every order draws its own from it")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
@@ -31,6 +37,8 @@ def plan(
 
       atoll plan runs/demo/data --mix 2ddpm:6flow
 
+      atoll plan runs/real/data --islands islands.yaml
+
       atoll plan runs/demo/data --set training.images=128000 --set network.depth=4
     """
     run = Store.at(data).parent
@@ -40,9 +48,28 @@ def plan(
     settings = read_settings(defaults, file=config, flags=flags, overrides=set_ or ())
     place = out or run.child("orders").url
     there = find(place) is not None
-    orders = plan_stage(data, partition or run.child("partition").url, place, settings)
-    typer.echo(
-        f"{'already there' if there else 'planned'}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}"
-    )
-    for name, objective in zip(orders.names(), orders.config["chosen"], strict=True):
-        typer.echo(f"  {name}  {objective}")
+    machines = read_islands(islands) if islands is not None else ()
+    orders = plan_stage(data, partition or run.child("partition").url, place, settings, islands=machines)
+    state = "already there" if there else "planned"
+    typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
+    Console().print(table(orders))
+
+
+def table(orders: Artifact) -> Table:
+    """One row per order; with islands, what each is predicted to need."""
+    jobs = orders.config["islands"]
+    shown = Table(show_header=True, header_style="bold", box=None)
+    columns = ["order", "objective"]
+    if jobs:
+        columns += ["island", "size", "micro-batch", "GiB", "images/s", "images", "hours", "cost"]
+    for column in columns:
+        shown.add_column(column)
+    for k, (name, objective) in enumerate(zip(orders.names(), orders.config["chosen"], strict=True)):
+        row = [name, objective]
+        if jobs:
+            job = jobs[k]
+            row += [job["island"], job["size"], str(job["micro_batch"]), f"{job['memory_gib']:.1f}"]
+            row += [f"{job['images_per_s']:,.0f}", f"{job['images']:,}", f"{job['hours']:.1f}"]
+            row.append("" if job["cost"] is None else f"{job['cost']:.2f}")
+        shown.add_row(*row)
+    return shown

@@ -73,6 +73,6 @@ def card(k: int, size: dict[str, int], words: list[str], largest: int, sheet: by
     others = f"{size['validation']:,} validation, {size['holdout']:,} holdout"
     return f"""<section class="card"><h2>Cluster {k}</h2>
 <div class="bar"><i style="width:{100 * size["train"] / largest:.1f}%"></i></div>
-<div>{size["train"]:,} training images <span class="small">+ {others}</span></div>
+<div>{size["train"]:,} training images</div><div class="small">and {others}</div>
 <div class="words">{told}</div>
 <img alt="images of cluster {k}" src="data:image/png;base64,{image}"></section>"""

@@ -27,7 +27,7 @@ from .report import write_report
 from .sheets import images_of, write_sheet
 
 KIND = "partition"
-SHEET_IMAGES = 64
+SHEET_IMAGES = 40  # five rows; each has to be decoded from its latent
 ASSIGN_ROWS = 16_384  # features held in memory at a time
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from ..data.space import LatentSpace, TextSpace
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
 from ..training.seeds import seed_from
+from .assign import Job, match, plan_job
+from .islands import Island
 from .mix import assign_objectives, detail_of
 from .recipes import Network, PlanConfig, recipe_for
 
@@ -22,33 +27,78 @@ def plan(
     partition: str | Path | Store,
     out: str | Path | Store,
     config: PlanConfig | None = None,
+    *,
+    islands: Sequence[Island] = (),
 ) -> Artifact:
     """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
 
-    An order names its shards by digest and by their path relative to the run, so the partition and the orders
-    must lie side by side.
+    With `islands`, size, micro-batch, precision and budget of each order follow from the machine that will take it,
+    and the predicted memory, hours and cost are in the manifest. An order names its shards by digest and by
+    their path relative to the run, so the partition and the orders must lie side by side.
     """
-    parents = {"data": Artifact.open(data, "data"), "partition": Artifact.open(partition, "partition")}
-    origin, cut = parents["data"], parents["partition"]
+    origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
     if cut.manifest.parents.get("data") != origin.digest:
         raise UserError(f"{cut.store}: was not made from {origin.store}; pass the data it was made from")
     place = Store.at(out)
     if place.parent != cut.store.parent:
         raise UserError(f"--out {place}: orders must lie beside the partition, in {cut.store.parent}")
     config = config or recipe_for(origin.config)
-    digests = {name: parent.digest for name, parent in parents.items()}
-    clusters = int(cut.config["clusters"])
-    detail = [detail_of(cut, k) for k in range(clusters)]
-    chosen = assign_objectives(config.mix, config.objectives, detail)
-    settings = {**config.model_dump(mode="json"), "chosen": chosen}
+    choices = choose(origin, cut, config, islands)
+    settings = {
+        **config.model_dump(mode="json"),
+        "chosen": [choice.objective for choice in choices],
+        "islands": [choice.job.record() for choice in choices if choice.job is not None],
+    }
+    digests = {"data": origin.digest, "partition": cut.digest}
     if (there := reuse(out, KIND, settings, digests)) is not None:
         return there
 
-    orders = [make_order(origin, cut, k, chosen[k], config) for k in range(clusters)]
+    orders = [make_order(origin, cut, k, choice.objective, choice.config) for k, choice in enumerate(choices)]
     with Draft(out, KIND) as draft:
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
         return draft.commit(config=settings, parents=digests, licence=origin.manifest.licence)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one cluster trains: the plan's settings, or what its island can do of them."""
+
+    objective: str
+    config: PlanConfig
+    job: Job | None = None
+
+
+def choose(data: Artifact, partition: Artifact, config: PlanConfig, islands: Sequence[Island]) -> list[Choice]:
+    """One choice per cluster: the recipe's, or what the cluster's island can do."""
+    clusters = int(partition.config["clusters"])
+    chosen = assign_objectives(config.mix, config.objectives, [detail_of(partition, k) for k in range(clusters)])
+    if not islands:
+        return [Choice(objective, config) for objective in chosen]
+    counts = [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
+    matched = match(islands, counts)
+    shared = Counter(island.name for island in matched.values())
+    choices = []
+    for k in range(clusters):
+        island = matched[k]
+        if island.objective is not None and island.objective not in config.objectives:
+            known = ", ".join(sorted(config.objectives))
+            raise UserError(f"--islands {island.name}: unknown objective {island.objective!r}; use {known}")
+        job, network = plan_job(
+            island,
+            shared[island.name],
+            k,
+            network=config.network,
+            images=config.training.images,
+            batch=config.training.batch,
+            build=lambda choice: architecture(data.config, choice),
+        )
+        training = config.training.model_copy(
+            update={"micro_batch": job.fit.micro_batch, "images": job.images, "precision": job.precision}
+        )
+        fitted = config.model_copy(update={"network": network, "training": training})
+        choices.append(Choice(island.objective or chosen[k], fitted, job))
+    return choices
 
 
 def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str, config: PlanConfig) -> Order:

@@ -1,0 +1,286 @@
+"""Prepare and partition against the plain way, in one run: images per second, peak memory, growth, agreement.
+
+    python benchmarks/prepare.py images --source train-*.parquet --counts 2000 10000 --autoencoder taef2 --out out.json
+    python benchmarks/prepare.py kmeans --rows 1000000 --width 1024 --out kmeans.json
+
+The plain way is what a script does: open each image with PIL, one torch call per image and network, keep
+everything in lists, then scikit-learn's KMeans. Every measurement runs in a process of its own, so that its peak memory
+is its own. Where the plain way would take too long it is measured on fewer images, and the record says on how many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE = 64
+CLUSTERS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    images = verbs.add_parser("images", help="prepare + partition against the plain way")
+    images.add_argument("--source", nargs="+", required=True, help="parquet files with image, caption and label")
+    images.add_argument("--counts", type=int, nargs="+", default=[2_000, 10_000])
+    images.add_argument("--plain-counts", type=int, nargs="+", default=[500, 1_000])
+    images.add_argument("--autoencoder", default="pixels")
+    images.add_argument("--features", default="efficientnet-lite0")
+    images.add_argument("--device", default="cpu")
+    images.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    images.add_argument("--batch", type=int, default=64)
+    images.add_argument("--work", type=Path, default=None, help="keep the artifacts here")
+    images.add_argument("--out", type=Path, required=True)
+    kmeans = verbs.add_parser("kmeans", help="two-level k-means on synthetic features")
+    kmeans.add_argument("--rows", type=int, default=1_000_000)
+    kmeans.add_argument("--width", type=int, default=1024)
+    kmeans.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    kmeans.add_argument("--plain-rows", type=int, default=50_000, help="rows scikit-learn gets; it is far slower")
+    kmeans.add_argument("--out", type=Path, required=True)
+    child = verbs.add_parser("measure", help="one measurement, in a process of its own")
+    child.add_argument("job")
+    arguments = parser.parse_args()
+    if arguments.verb == "measure":
+        measure(json.loads(arguments.job))
+    elif arguments.verb == "images":
+        compare_images(arguments)
+    else:
+        compare_kmeans(arguments)
+
+
+def compare_images(arguments: argparse.Namespace) -> None:
+    from atoll.models.autoencoders import load_autoencoder
+
+    work = arguments.work or Path(tempfile.mkdtemp(prefix="atoll-prepare-"))
+    work.mkdir(parents=True, exist_ok=True)
+    shared = {name: getattr(arguments, name) for name in ("autoencoder", "features", "device", "workers", "batch")}
+    # the record names the autoencoder by its id: paths mean nothing elsewhere
+    settings = {**shared, "size": SIZE, "autoencoder": load_autoencoder(arguments.autoencoder).id}
+    record: dict[str, Any] = {"machine": machine(arguments.device), "settings": settings, "runs": []}
+    for count in arguments.plain_counts:
+        subset = cut(arguments.source, count, work / f"source-{count}")
+        record["runs"].append(run({"job": "plain", "source": str(subset), "count": count, **shared}))
+        save(arguments.out, record)
+    for count in arguments.counts:
+        subset = cut(arguments.source, count, work / f"source-{count}")
+        place = work / f"run-{count}"
+        shutil.rmtree(place, ignore_errors=True)
+        record["runs"].append(run({"job": "ours", "source": str(subset), "count": count, "out": str(place), **shared}))
+        save(arguments.out, record)
+        record["runs"].append(run({"job": "clusters", "count": count, "out": str(place), **shared}))
+        save(arguments.out, record)
+    print(json.dumps(record, indent=2))
+
+
+def compare_kmeans(arguments: argparse.Namespace) -> None:
+    shared = {"width": arguments.width, "threads": arguments.threads}
+    record: dict[str, Any] = {"machine": machine("cpu"), "runs": []}
+    record["runs"].append(run({"job": "sklearn-kmeans", "rows": arguments.plain_rows, **shared}))
+    for rows in (arguments.rows // 10, arguments.rows):
+        record["runs"].append(run({"job": "our-kmeans", "rows": rows, **shared}))
+        save(arguments.out, record)
+    largest = record["runs"][-1]
+    # the fit is on a sample of fixed size, so only assigning grows, and it grows in proportion
+    record["extrapolated_seconds"] = {
+        f"{millions}M": round(largest["fit_s"] + largest["assign_s"] * millions * 1e6 / arguments.rows, 1)
+        for millions in (11, 158)
+    }
+    save(arguments.out, record)
+    print(json.dumps(record, indent=2))
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """One measurement in a fresh process; what it printed last, as JSON."""
+    print(f"... {job['job']} {job.get('count', job.get('rows'))}", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "measure", json.dumps(job)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(job: dict[str, Any]) -> None:
+    jobs = {
+        "plain": plain,
+        "ours": ours,
+        "clusters": clusters,
+        "our-kmeans": our_kmeans,
+        "sklearn-kmeans": sklearn_kmeans,
+    }
+    result = jobs[job["job"]](job)
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    shown = {name: job[name] for name in ("job", "count", "rows", "width", "threads") if name in job}
+    peak = {"peak_mib": own // 1024, "peak_mib_largest_worker": children // 1024}
+    print(json.dumps({**shown, **result, **peak}))
+
+
+def plain(job: dict[str, Any]) -> dict[str, Any]:
+    """A script as one writes it in an afternoon."""
+    import pyarrow.parquet as pq
+    import torch
+    from PIL import Image
+
+    from atoll.models.autoencoders import load_autoencoder
+    from atoll.partition.features import load_extractor
+
+    autoencoder, extractor = load_autoencoder(job["autoencoder"]), load_extractor(job["features"], job["device"])
+    torch.set_num_threads(job["workers"])
+    started = time.monotonic()
+    latents, features = [], []
+    with torch.inference_mode():
+        for record in pq.read_table(job["source"], columns=["image"]).to_pylist():
+            image = Image.open(io.BytesIO(record["image"]["bytes"])).convert("RGB").resize((SIZE, SIZE))
+            tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(job["device"])
+            latents.append(autoencoder.encode(tensor).cpu())
+            features.append(extractor.extract(tensor).cpu())
+    encoded = torch.cat(latents), torch.cat(features)
+    seconds = time.monotonic() - started
+    assert len(encoded[0]) == job["count"]
+    return {"seconds": round(seconds, 2), "images_per_s": round(job["count"] / seconds, 1)}
+
+
+def ours(job: dict[str, Any]) -> dict[str, Any]:
+    from atoll.data import Local, PrepareConfig, prepare
+
+    config = PrepareConfig(
+        size=SIZE,
+        autoencoder=job["autoencoder"],
+        features=job["features"],
+        batch=job["batch"],
+        threads=1,
+    )
+    started = time.monotonic()
+    marks: dict[str, float] = {}
+
+    def progress(task: str, done: int, total: int | None) -> None:
+        marks[task] = time.monotonic() - started
+
+    engine = Local(job["workers"])
+    data = prepare(
+        job["source"], Path(job["out"]) / "data", config, engine=engine, device=job["device"], progress=progress
+    )
+    seconds = time.monotonic() - started
+    assert data.config["count"] + data.config["repeats"] == job["count"]
+    return {
+        "seconds": round(seconds, 2),
+        "images_per_s": round(job["count"] / seconds, 1),
+        "until_s": {task: round(at, 2) for task, at in marks.items()},
+        "repeats": data.config["repeats"],
+        "digest": data.digest,
+    }
+
+
+def clusters(job: dict[str, Any]) -> dict[str, Any]:
+    """Our partition, and scikit-learn's KMeans on the same features."""
+    import torch
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import normalized_mutual_info_score
+
+    from atoll.artifacts import Artifact
+    from atoll.data import Index, ShardSet
+    from atoll.partition import PartitionConfig, partition
+    from atoll.partition.clustering import unit_length
+
+    run_folder = Path(job["out"])
+    started = time.monotonic()
+    config = PartitionConfig(clusters=CLUSTERS, threads=job["workers"])
+    made = partition(run_folder / "data", run_folder / "partition", config)
+    seconds = time.monotonic() - started
+    data = Artifact.open(run_folder / "data", "data")
+    index = Index.of(data)
+    samples = ShardSet([data.file(name) for name in data.names("shards/")])
+    rows = index.rows("train")
+    features = unit_length(samples.features(torch.from_numpy(rows)).numpy())
+    started = time.monotonic()
+    found = KMeans(CLUSTERS, n_init=1, random_state=0).fit_predict(features)
+    plain_seconds = time.monotonic() - started
+    return {
+        "partition_s": round(seconds, 2),
+        "quality": json.loads(made.read("quality.json")),
+        "sizes": [size["train"] for size in json.loads(made.read("sizes.json"))["clusters"]],
+        "sklearn_kmeans_s": round(plain_seconds, 2),
+        "sklearn_nmi": round(float(normalized_mutual_info_score(index.labels[rows], found)), 4),
+        "digest": made.digest,
+    }
+
+
+def synthetic(rows: int, width: int) -> np.ndarray:
+    """Features with structure: 4096 centres with noise around them."""
+    generator = np.random.Generator(np.random.Philox(0))
+    centres = generator.standard_normal((4096, width), dtype=np.float32)
+    features = np.empty((rows, width), dtype=np.float32)
+    for start in range(0, rows, 65_536):
+        part = features[start : start + 65_536]
+        part[:] = 0.7 * generator.standard_normal(part.shape, dtype=np.float32)
+        part += centres[generator.integers(0, len(centres), len(part))]
+    return features
+
+
+def our_kmeans(job: dict[str, Any]) -> dict[str, Any]:
+    from atoll.partition.clustering import SAMPLE_PER_CELL, cells_for, cluster
+
+    features = synthetic(job["rows"], job["width"])
+    cells = cells_for(len(features), CLUSTERS, 1024)
+    started = time.monotonic()
+    made = cluster(
+        features[: cells * SAMPLE_PER_CELL], CLUSTERS, cells=cells, seed=0, balance=2.0, threads=job["threads"]
+    )
+    fitted = time.monotonic()
+    for start in range(0, len(features), 16_384):
+        made.assign(features[start : start + 16_384], job["threads"])
+    return {"cells": cells, "fit_s": round(fitted - started, 2), "assign_s": round(time.monotonic() - fitted, 2)}
+
+
+def sklearn_kmeans(job: dict[str, Any]) -> dict[str, Any]:
+    from sklearn.cluster import KMeans
+
+    features = synthetic(job["rows"], job["width"])
+    started = time.monotonic()
+    made = KMeans(1024, n_init=1, max_iter=25, random_state=0).fit(features)
+    return {"cells": 1024, "fit_s": round(time.monotonic() - started, 2), "iterations": int(made.n_iter_)}
+
+
+def cut(source: list[str], count: int, place: Path) -> Path:
+    """The first `count` rows of parquet files as one folder of parquet files; made once."""
+    import pyarrow.parquet as pq
+
+    if place.exists():
+        return place
+    place.mkdir(parents=True)
+    left = count
+    for number, path in enumerate(sorted(source)):
+        table = pq.read_table(path).slice(0, left)
+        pq.write_table(table, place / f"{number:05d}.parquet", row_group_size=1_000)
+        left -= len(table)
+        if left == 0:
+            return place
+    raise SystemExit(f"the source has {count - left} images, {count} were asked for")
+
+
+def machine(device: str) -> dict[str, Any]:
+    import platform
+
+    import torch
+
+    name = torch.cuda.get_device_name(0) if device.startswith("cuda") else platform.processor() or platform.machine()
+    return {"cores": os.cpu_count(), "device": name, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Match clusters with islands: who trains which cluster, with which network, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..artifacts import UserError
+from ..models.dit import DiTConfig
+from ..models.presets import SIZES, parse
+from .fit import Fit, fit
+from .islands import Island
+from .recipes import Network
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cluster on one island, as predicted."""
+
+    cluster: int
+    island: str
+    size: str
+    fit: Fit
+    images: int
+    hours: float
+    cost: float | None
+    precision: str
+
+    def record(self) -> dict[str, object]:
+        """For the manifest and the table a person reads."""
+        return {
+            "cluster": self.cluster,
+            "island": self.island,
+            "size": self.size,
+            "micro_batch": self.fit.micro_batch,
+            "precision": self.precision,
+            "memory_gib": self.fit.memory_gib,
+            "images_per_s": self.fit.images_per_s,
+            "images": self.images,
+            "hours": round(self.hours, 2),
+            "cost": None if self.cost is None else round(self.cost, 2),
+        }
+
+
+def match(islands: Sequence[Island], sizes: Sequence[int]) -> dict[int, Island]:
+    """An island for every cluster: the largest cluster first, to whoever has most work to give per cluster taken."""
+    taken = {island.name: 0 for island in islands}
+    chosen: dict[int, Island] = {}
+    # clusters somebody asked for go first, or a greedy choice could leave them nobody
+    wanted = {k for island in islands for k in island.clusters or ()}
+    if bad := sorted(k for k in wanted if not 0 <= k < len(sizes)):
+        raise UserError(f"--islands: cluster {bad[0]} does not exist, the partition has 0 to {len(sizes) - 1}")
+    for cluster in sorted(range(len(sizes)), key=lambda k: (k not in wanted, -sizes[k], k)):
+        able = [island for island in islands if island.clusters is None or cluster in island.clusters]
+        asked = [island for island in able if island.clusters is not None]
+        if not able:
+            raise UserError(f"--islands: nobody takes cluster {cluster}; let an island leave out `clusters`")
+        best = max(asked or able, key=lambda i: i.machine.tflops * i.hours / (taken[i.name] + 1))
+        taken[best.name] += 1
+        chosen[cluster] = best
+    return chosen
+
+
+def plan_job(
+    island: Island,
+    shared: int,
+    cluster: int,
+    *,
+    network: Network,
+    images: int,
+    batch: int,
+    build: Callable[[Network], DiTConfig],
+) -> tuple[Job, Network]:
+    """The network, micro-batch and budget for one cluster on an island that trains `shared` clusters in all.
+
+    Without a size asked for: the largest that fits and sees `images` images in the hours there are; if none gets
+    that far, the smallest that fits, for as many images as it can.
+    """
+    hours = island.hours / shared
+    options = [(name, sized(network, name)) for name in sizes_at(network.patch)]
+    if island.size is not None:
+        options = [(island.size, asked_for(network, island))]
+    fits = [(name, choice, found) for name, choice in options if (found := fit(build(choice), island.machine, batch))]
+    if not fits:
+        raise UserError(refusal(island, network, batch, build))
+    reach = [option for option in fits if option[2].images_per_s * hours * 3600 >= images]
+    name, choice, found = reach[0] if reach else fits[-1]
+    budget = int(min(images, found.images_per_s * hours * 3600)) // batch * batch
+    if budget == 0:
+        raise UserError(f"--islands {island.name}: {hours:g} hours are not enough for one step; offer more hours")
+    used = budget / found.images_per_s / 3600
+    cost = None if island.price is None else used * island.price
+    precision = "bfloat16" if island.machine.bfloat16 else "float32"
+    return Job(cluster, island.name, name, found, budget, used, cost, precision), choice
+
+
+def sizes_at(patch: int) -> list[str]:
+    """Named sizes, the largest first."""
+    by_size = sorted(SIZES, key=lambda name: -(SIZES[name].width ** 2) * SIZES[name].depth)
+    return [f"{name}/{patch}" for name in by_size]
+
+
+def sized(network: Network, name: str) -> Network:
+    size, patch = parse(name)
+    return network.model_copy(update={"width": size.width, "depth": size.depth, "heads": size.heads, "patch": patch})
+
+
+def asked_for(network: Network, island: Island) -> Network:
+    try:
+        return sized(network, str(island.size))
+    except ValueError as error:
+        raise UserError(f"--islands {island.name}: {error}") from error
+
+
+def refusal(island: Island, network: Network, batch: int, build: Callable[[Network], DiTConfig]) -> str:
+    """One line that says what does not fit, and what would."""
+    patch = asked_for(network, island).patch if island.size is not None else network.patch
+    name = island.size or sizes_at(patch)[-1]
+    largest = next((n for n in sizes_at(patch) if fit(build(sized(network, n)), island.machine, batch)), None)
+    what = f"--islands {island.name}: {name} does not fit into {island.machine.memory:g} GiB"
+    return f"{what}; the largest that does is {largest}" if largest else f"{what}, and no smaller size does"

@@ -1,0 +1,120 @@
+"""Who takes part: the machines contributors offer, from islands.yaml.
+
+islands:
+  - {name: anna, gpu: RTX 4090, hours: 72, price: 0.40}
+  - {name: lab, gpu: A100-80GB, hours: 48, size: xl/2, objective: ddpm}
+  - {name: shed, memory: 12, tflops: 30, hours: 200, clusters: [3]}
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..artifacts import UserError, explain
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Memory in GiB; dense matrix rate in TFLOP/s as its maker states it, in bfloat16 if it has that."""
+
+    memory: float
+    tflops: float
+    bfloat16: bool = True
+
+
+GPUS = {
+    "H200": Gpu(139, 989),
+    "H100": Gpu(80, 989),
+    "A100-80GB": Gpu(80, 312),
+    "A100-40GB": Gpu(40, 312),
+    "L40S": Gpu(48, 362),
+    "A40": Gpu(48, 150),
+    "A10": Gpu(24, 125),
+    "L4": Gpu(24, 121),
+    "RTX 5090": Gpu(32, 209),
+    "RTX 4090": Gpu(24, 165),
+    "RTX 3090": Gpu(24, 71),
+    "RTX 4070": Gpu(12, 58),
+    "RTX 3060": Gpu(12, 25),
+    "V100": Gpu(16, 15.7, bfloat16=False),
+    "T4": Gpu(16, 8.1, bfloat16=False),
+}
+
+
+class Island(BaseModel):
+    """One contributor's machine. `gpu` fills in what is not given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(pattern=r"^[A-Za-z0-9 _.-]+$")
+    gpu: str | None = None
+    memory: float | None = Field(default=None, gt=0, description="GiB that training may use")
+    tflops: float | None = Field(default=None, gt=0, description="dense matrix rate, TFLOP/s")
+    bfloat16: bool | None = None
+    hours: float = Field(gt=0)
+    price: float | None = Field(default=None, ge=0, description="per hour, in whatever currency")
+    size: str | None = Field(default=None, description="such as xl/2; None: the largest that fits and gets done")
+    objective: str | None = Field(default=None, description="such as ddpm; None: by the mix")
+    clusters: tuple[int, ...] | None = Field(default=None, description="None: any")
+
+    @model_validator(mode="after")
+    def _is_a_machine(self) -> Island:
+        if self.gpu is not None and self.gpu not in GPUS:
+            raise ValueError(f"gpu {self.gpu!r} is not known; use one of {', '.join(GPUS)}, or give memory and tflops")
+        if self.gpu is None and (self.memory is None or self.tflops is None):
+            raise ValueError("needs a gpu, or memory (GiB) and tflops")
+        return self
+
+    @property
+    def machine(self) -> Gpu:
+        known = GPUS[self.gpu] if self.gpu is not None else Gpu(0, 0)
+        return Gpu(
+            known.memory if self.memory is None else self.memory,
+            known.tflops if self.tflops is None else self.tflops,
+            known.bfloat16 if self.bfloat16 is None else self.bfloat16,
+        )
+
+
+class IslandsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    islands: tuple[Island, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> IslandsFile:
+        names = [island.name for island in self.islands]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two islands have the same name: {sorted(n for n in names if names.count(n) > 1)[0]}")
+        return self
+
+
+def read_islands(path: Path) -> tuple[Island, ...]:
+    """Islands from a YAML or TOML file."""
+    try:
+        content = parse(path)
+    except FileNotFoundError as error:
+        raise UserError(f"--islands {path}: no such file") from error
+    try:
+        return IslandsFile.model_validate(content).islands
+    except ValidationError as error:
+        raise UserError(f"--islands {path}: {explain(error)}") from error
+
+
+def parse(path: Path) -> Any:
+    text = path.read_text()
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"--islands {path}: not valid TOML ({error})") from error
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(f"--islands {path}: reading YAML needs PyYAML; pip install pyyaml, or write TOML") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--islands {path}: not valid YAML ({' '.join(str(error).split())[:120]})") from error

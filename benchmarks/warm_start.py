@@ -64,12 +64,12 @@ CONDITION_DROPOUT = 0.1
 class Plan:
     """One benchmark run; everything is counted in images."""
 
-    width: int = 384
-    depth: int = 12
-    heads: int = 6
+    width: int = 256
+    depth: int = 8
+    heads: int = 4
     batch: int = 512
-    pretrain_images: int = 3_000_000
-    images: int = 2_000_000
+    pretrain_images: int = 2_000_000
+    images: int = 1_500_000
     learning_rate: float = 3e-4
     warmup_images: int = 50_000
     average_images: int = 100_000  # longest half-life of the weight average; a tenth of the way before that
@@ -232,7 +232,7 @@ def train(
         assert held is not None
         own = [p.detach().clone() for p in parameters]
         copy_into(parameters, average)
-        value = yardstick(denoiser, plan, held)
+        value = yardstick(replace(denoiser, network=network), plan, held)  # eager: no second compilation
         copy_into(parameters, own)
         return value
 
@@ -352,7 +352,8 @@ def run(plan: Plan, data: Path, out: Path, seeds: list[int], arms: list[str], *,
     )
 
     arena = Arena(plan, device)
-    results = []
+    results: list[dict] = []
+    budget = None
     for seed in seeds:
         config = architecture(plan, "adaln")
         fresh = Trained(config, DiT(config, torch.Generator().manual_seed(seed)).state_dict(), DDPM.schedule, DDPM.kind)
@@ -361,7 +362,8 @@ def run(plan: Plan, data: Path, out: Path, seeds: list[int], arms: list[str], *,
         rate = plan.pretrain_images / (time.monotonic() - started)
         print(f"{time.monotonic() - began:.0f} s: seed {seed}: pre-trained, {rate:,.0f} images/s", flush=True)
         old = replace(fresh, weights={name: value.cpu() for name, value in weights.items()})
-        budget = affordable(plan, rate, time.monotonic() - began, len(arms), seeds, seed)
+        if budget is None:
+            budget = affordable(plan, rate, time.monotonic() - began, len(arms), len(seeds))
         curves = {}
         for name, (start, loss) in starts(plan, old, seed).items():
             if name not in arms:
@@ -374,12 +376,12 @@ def run(plan: Plan, data: Path, out: Path, seeds: list[int], arms: list[str], *,
     print(summary(results))
 
 
-def affordable(plan: Plan, rate: float, spent: float, arms: int, seeds: list[int], seed: int) -> int:
-    """Images per arm, shrunk alike for all arms where the time given would not do."""
-    if plan.seconds is None or seed != seeds[0]:
+def affordable(plan: Plan, rate: float, spent: float, arms: int, seeds: int) -> int:
+    """Images per arm: the plan's, or fewer, alike for all arms and seeds, where the time given would not do."""
+    if plan.seconds is None:
         return plan.images
-    per_seed = (plan.seconds - spent) / len(seeds)
-    return max(plan.batch, min(plan.images, int(0.8 * per_seed / arms * rate) // plan.batch * plan.batch))
+    images_left = (plan.seconds - spent) * rate * 0.9 - (seeds - 1) * plan.pretrain_images
+    return max(plan.batch, min(plan.images, int(images_left / (arms * seeds)) // plan.batch * plan.batch))
 
 
 def needed(curves: dict[str, list[dict[str, float]]], budget: int) -> dict[str, float | None]:

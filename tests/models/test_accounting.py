@@ -23,15 +23,16 @@ CASES = [
     replace(TEXT, condition="labels", classes=10, text_width=None, text_length=None, variant="adaln"),
     replace(TEXT, condition="pooled", text_length=None, out_channels=8),
     replace(TEXT, condition="none", text_width=None, text_length=None, mlp_ratio=2.0),
+    replace(TEXT, condition="words", vocabulary=9, text_width=None),
 ]
 
 
 def call(network: DiT, batch: int) -> torch.Tensor:
     config = network.config
     text = (batch, config.text_length or 1, config.text_width or 1)
-    condition = Condition(
-        labels=torch.zeros(batch, dtype=torch.int64), pooled=torch.randn(text[0], text[2]), tokens=torch.randn(text)
-    )
+    words = torch.zeros(text[:2], dtype=torch.int64)
+    tokens = words if config.condition == "words" else torch.randn(text)
+    condition = Condition(labels=words[:, 0], pooled=torch.randn(text[0], text[2]), tokens=tokens)
     return network(torch.randn(batch, *config.latent), torch.rand(batch), condition)
 
 

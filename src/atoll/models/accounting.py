@@ -79,6 +79,8 @@ def flops_forward(config: DiTConfig) -> int:
         products += text * d + d * d
     elif config.condition == "tokens":
         products += length * (text * d + d * d)
+    elif config.condition == "words":
+        products += length * d
     if config.variant == "adaln-single":
         products += d * 6 * d
 

@@ -115,7 +115,7 @@ class DiTConfig:
 
     @property
     def mlp_width(self) -> int:
-        return int(self.width * self.mlp_ratio)
+        return round(self.width * self.mlp_ratio)
 
     @property
     def channels_out(self) -> int:
@@ -170,7 +170,7 @@ class Patches(nn.Module):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        self.latent, self.patch, self.grid = config.latent, config.patch, config.grid
+        self.latent, self.patch, self.grid = tuple(config.latent), config.patch, config.grid
         self.project = nn.Linear(config.latent[0] * config.patch**2, config.width)
         table = sincos_positions(config.grid, config.width, config.position_scale)
         if config.positions == "learned":

@@ -81,9 +81,10 @@ def demo(
     evaluation = evaluate(
         run,
         EvaluationPlan(arms=arms, count=size.samples, seed=seed, steps=size.steps, threads=cores, feature_scale=16.0),
+        run,
         progress=lambda arm, done, total: show(f"painting {arm}", done, total),
     )
-    write_report(run, evaluation)
+    write_report(run, evaluation, run)
     return evaluation
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, UserError, find
+from ..artifacts import Artifact, Store, find
 from ..ensemble.routes import parse_route
 from ..evaluation.evaluate import MONOLITH, Arm, EvaluationPlan, arms_for
 from ..evaluation.evaluate import evaluate as run_evaluation
@@ -25,7 +25,7 @@ def evaluate(
     solver: Annotated[str, typer.Option(help="How to integrate")] = "dpmpp_2m",
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 2,
-    out: Annotated[str | None, typer.Option(help="The run itself, where an evaluation lies")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for the results [default: the run]")] = None,
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
 
@@ -39,9 +39,8 @@ def evaluate(
     """
     for name in route:
         parse_route(name)
-    if out is not None and Store.at(out) != Store.at(run):
-        raise UserError(f"--out {out}: an evaluation lies in its run; leave it out or give {run}")
     place = Store.at(run)
+    results = Store.at(out or run)
     data = Artifact.open(place.child("data"), "data")
     arms = arms_for(route, guidance)
     for other in router:
@@ -52,8 +51,10 @@ def evaluate(
     plan = EvaluationPlan(
         arms=arms, count=n, seed=seed, steps=steps, solver=solver, threads=threads, feature_scale=scale
     )
-    with bars("image steps") as bar:
-        result = run_evaluation(place, plan, progress=lambda arm, done, total: bar(f"painting {arm}", done, total))
-    write_report(place, result)
+    with bars() as bar:
+        result = run_evaluation(
+            place, plan, results, progress=lambda arm, done, total: bar(f"painting {arm}", done, total)
+        )
+    write_report(place, result, results)
     print_evaluation(result)
-    console.print(f"[bold]{place}/report.html[/bold]", soft_wrap=True)
+    console.print(f"[bold]{results}/report.html[/bold]", soft_wrap=True)

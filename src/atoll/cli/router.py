@@ -16,7 +16,7 @@ from .settings import read_settings
 
 def router(
     run: Annotated[str, typer.Argument(help="The run; its data and partition are all that is read")],
-    out: Annotated[str, typer.Option(help="Name of the router's folder in the run")] = "router",
+    out: Annotated[str | None, typer.Option(help="Folder for the router [default: RUN/router]")] = None,
     blind: Annotated[bool, typer.Option(help="Let it see the noisy latent and the time only, not the prompt")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
     overrides: Annotated[list[str], typer.Option("--set", help="Change a setting: training.images=200000")] = [],  # noqa: B006
@@ -25,29 +25,30 @@ def router(
 ) -> None:
     """Train a router for the run's partition. It needs no expert, so it can be trained before they come back.
 
-    If the run has an ensemble.json, the router called `router` is registered in it.
+    If the run has an ensemble.json and the router lies in the run, it is registered there; a blind one is not.
 
     Examples:
 
       atoll router runs/flowers
 
-      atoll router runs/flowers --blind --out router-blind --set training.images=500000
+      atoll router runs/flowers --blind --out runs/flowers/router-blind --set training.images=500000
     """
     place = Store.at(run)
     data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
     plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=overrides)
-    there = find(place.child(out)) is not None
+    folder = Store.at(out) if out else place.child("router")
+    there = find(folder) is not None
     with bars() as bar:
         artifact = train_router(
             data,
             partition,
-            place.child(out).path,
+            folder.path,
             plan,
             device=device,
             checkpoint_seconds=checkpoint_seconds,
             on_progress=lambda images, total: bar("training the router", images, total),
         )
-    console.print(f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{place.child(out)}[/bold]")
-    if out == "router" and find_ensemble(place) is not None:
-        register_router(place, artifact, out)
+    console.print(f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{folder}[/bold]")
+    if not blind and folder.parent == place and find_ensemble(place) is not None:
+        register_router(place, artifact, folder.name)
         console.print("registered in [bold]ensemble.json[/bold]")

@@ -62,6 +62,6 @@ def sample(
         threads=threads,
     )
     there = find(out) is not None
-    with bars("image steps") as bar:
-        write_samples(model, settings, out, progress=lambda done, total: bar("painting", done, total))
+    with bars() as bar:
+        write_samples(model, settings, out, progress=lambda done, total: bar("painting", done // steps, total // steps))
     console.print(f"{'already there' if there else f'{len(settings.prompts)} images'}: [bold]{out}/sheet.png[/bold]")

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..artifacts import Artifact, Store, UserError
+from ..artifacts import Artifact, Store
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..model import load
@@ -25,7 +25,7 @@ from .samples import SampleSettings, read_samples, write_samples
 
 NAME = "evaluation.json"
 MONOLITH = ("islands", "monolith", "expert")  # where a run keeps the one it is compared with
-Progress = Callable[[str, int, int], None]  # (arm, image-steps done, image-steps in all)
+Progress = Callable[[str, int, int], None]  # (arm, images done, images in all)
 
 
 class Arm(BaseModel):
@@ -75,23 +75,23 @@ def arms_for(routes: Sequence[str], guidances: Sequence[float], *, router: str |
     )
 
 
-def evaluate(run: Store, plan: EvaluationPlan, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Sample every arm (those already there are kept), measure, and write evaluation.json into the run."""
+def evaluate(run: Store, plan: EvaluationPlan, out: Store, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`."""
     data = Artifact.open(run.child("data"), "data")
     real = RealData(data, plan.feature_scale)
     prompts, wanted = real.prompts(plan.count)
 
     arms, models = [], {}
     for arm in plan.arms:
-        place = run.child(*MONOLITH) if arm.model == "monolith" else run
-        model = load(place.url, router=arm.router if arm.model == "ensemble" else None)
+        source = run.child(*MONOLITH) if arm.model == "monolith" else run
+        model = load(source.url, router=arm.router if arm.model == "ensemble" else None)
 
         def on_step(done: int, total: int, name: str = arm.name) -> None:
             if progress is not None:
-                progress(name, done, total)
+                progress(name, done // plan.steps, total // plan.steps)
 
-        out = run.child("samples", arm.name).path
-        artifact = write_samples(model, plan.settings(arm, prompts), out, pictures=False, progress=on_step)
+        place = out.child("samples", arm.name)
+        artifact = write_samples(model, plan.settings(arm, prompts), place.path, pictures=False, progress=on_step)
         images, _ = read_samples(artifact)
         models[arm.model] = model.digest
         arms.append({**arm.model_dump(mode="json"), "samples": artifact.digest, **real.measure(images, wanted)})
@@ -106,7 +106,7 @@ def evaluate(run: Store, plan: EvaluationPlan, *, progress: Progress | None = No
         "arms": arms,
         "against_monolith": against_monolith(arms),
     }
-    run.write(NAME, json.dumps(result, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n")
+    out.write(NAME, json.dumps(result, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n")
     return result
 
 
@@ -184,11 +184,3 @@ def against_monolith(arms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]
                 "ratio": best["frechet"] / monolith["frechet"],
             }
     return table or None
-
-
-def read_evaluation(run: Store) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads(run.read(NAME))
-    except FileNotFoundError as error:
-        raise UserError(f"{run}: has no {NAME}; run `atoll evaluate {run}` first") from error
-    return result

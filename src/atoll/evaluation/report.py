@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,7 +18,9 @@ from torch import Tensor
 
 from ..artifacts import Artifact, Store, find
 from ..ensemble.file import EnsembleFile, find_ensemble
+from ..islands.expert import read_expert_card
 from .evaluate import MONOLITH
+from .exactness import TIMES, fusion_errors
 from .figures import data_uri, expert_colour, heat_map, lines, painted_sheet
 from .samples import read_samples
 
@@ -24,9 +28,9 @@ PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
 
 
-def write_report(run: Store, evaluation: dict[str, Any]) -> None:
-    """Write report.html and samples.png into the run."""
-    page = Page(run, evaluation)
+def write_report(run: Store, evaluation: dict[str, Any], out: Store) -> None:
+    """Write report.html and samples.png to `out`, where the evaluation's samples are."""
+    page = Page(run, evaluation, out)
     template = Template(resources.files(__package__).joinpath("report.html").read_text())
     html = template.substitute(
         title=escape(run.name),
@@ -38,12 +42,13 @@ def write_report(run: Store, evaluation: dict[str, Any]) -> None:
         curves=page.curves(),
         numbers=page.numbers(),
         verdict=page.verdict(),
+        exact=page.exact(),
         settings=page.settings(),
     )
-    run.write("report.html", html.encode())
+    out.write("report.html", html.encode())
     stream = io.BytesIO()
     page.hero(tile=48).save(stream, format="PNG", optimize=True)
-    run.write("samples.png", stream.getvalue())
+    out.write("samples.png", stream.getvalue())
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Painted:
 class Page:
     """The sections of the report, each a piece of HTML."""
 
-    def __init__(self, run: Store, evaluation: dict[str, Any]) -> None:
+    def __init__(self, run: Store, evaluation: dict[str, Any], out: Store) -> None:
         self.run = run
         self.evaluation = evaluation
         ensemble = find_ensemble(run)
@@ -82,7 +87,7 @@ class Page:
         self.ensemble: EnsembleFile = ensemble
         self.painted = []
         for arm in evaluation["arms"]:
-            images, record = read_samples(Artifact.open(run.child("samples", arm["name"]), "samples"))
+            images, record = read_samples(Artifact.open(out.child("samples", arm["name"]), "samples"))
             self.painted.append(Painted(arm, images, record))
 
     def names(self) -> list[str]:
@@ -232,10 +237,19 @@ class Page:
             f"in all as the experts together.</p><ul>{''.join(lines_)}</ul>"
         )
 
+    def exact(self) -> str:
+        cards = [
+            read_expert_card(Artifact.open(self.run.child(*member.path.split("/")))) for member in self.ensemble.experts
+        ]
+        errors = fusion_errors([(card.schedule, card.kind) for card in cards])
+        curves = {name: (TIMES.tolist(), values) for name, values in errors.items()}
+        chart = lines(curves, x="t, from data (0) to noise (1)", y="relative error of the velocity", log=True)
+        return f"<figure>{chart}</figure>"
+
     def settings(self) -> str:
         plan = self.evaluation["plan"]
         shown = {
-            "command": f"atoll evaluate {self.run.name}",
+            "command": shlex.join(["atoll", *sys.argv[1:]]),
             "seed": plan["seed"],
             "samples per arm": plan["count"],
             "solver": f"{plan['solver']}, {plan['steps']} steps, {plan['grid']} grid",

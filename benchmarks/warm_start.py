@@ -102,9 +102,13 @@ def main() -> None:
     running.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     running.add_argument("--seconds", type=float, help="shrink all budgets alike to end within this time")
     running.add_argument("--smoke", action="store_true", help="tiny, on the CPU; proves that it runs, nothing else")
+    drawing = verbs.add_parser("draw", help="the curves of a finished run, where it had no matplotlib")
+    drawing.add_argument("--out", type=Path, required=True, help="folder with warm_start.json")
     arguments = parser.parse_args()
     if arguments.verb == "pack":
         pack(arguments.source, arguments.out, arguments.train_files, arguments.validation)
+    elif arguments.verb == "draw":
+        draw(json.loads((arguments.out / "warm_start.json").read_text()), arguments.out / "warm_start.png")
     else:
         plan = replace(SMOKE if arguments.smoke else Plan(), seconds=arguments.seconds)
         run(plan, arguments.data, arguments.out, arguments.seeds, arguments.arms, smoke=arguments.smoke)
@@ -327,8 +331,8 @@ def starts(plan: Plan, old: Trained, seed: int) -> dict[str, tuple[Trained, obje
     hddm, _ = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator(), fit_time=False)
     fitted, report = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator())
     bridge, _ = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=generator())
-    residuals = [entry.residual for entry in report.entries if entry.residual is not None]
-    print(f"residuals of the fit: largest {max(residuals):.3f}, {report.count()}")
+    residuals = {entry.key: round(entry.residual, 3) for entry in report.entries if entry.residual is not None}
+    print(f"residuals of the fit: {residuals}")
     return {
         "random": (Trained(single, fresh, FLOW.schedule, FLOW.kind), own_loss(FLOW)),
         "hddm": (hddm, own_loss(FLOW)),
@@ -417,15 +421,15 @@ def write(out: Path, plan: Plan, device: str, results: list[dict]) -> None:
     record = {"plan": asdict(plan), "device": where, "torch": torch.__version__, "results": results}
     (out / "warm_start.json").write_text(json.dumps(record, indent=1) + "\n")
     try:
-        import matplotlib
+        draw(record, out / "warm_start.png")
     except ImportError:
-        print("no matplotlib here: draw the curves later with `warm_start.py draw`")
-        return
-    matplotlib.use("Agg")
-    draw(record, out / "warm_start.png")
+        print("no matplotlib here: draw the curves later with `warm_start.py draw --out`")
 
 
 def draw(record: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), constrained_layout=True)

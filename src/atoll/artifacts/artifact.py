@@ -193,8 +193,9 @@ class Draft:
         return Artifact(self.store, manifest)
 
     def _upload(self, manifest: Manifest) -> None:
-        for name in [*manifest.files, "provenance.json"]:
-            self.store.upload(self.folder / name, name)
+        for name in [*manifest.files, "provenance.json", "log.jsonl"]:
+            if (self.folder / name).exists():  # not every stage keeps a log
+                self.store.upload(self.folder / name, name)
         self.store.write(NAME, manifest.to_bytes())
         shutil.rmtree(self.folder)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Store, find
-from ..partition.stage import PartitionConfig
+from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
 from .bars import bars
 from .settings import read_settings
@@ -23,6 +23,7 @@ def partition(
     balance: Annotated[
         float | None, typer.Option(help="Largest over smallest cluster, at most [default: 2]; 0: no bound")
     ] = None,
+    onto: Annotated[str | None, typer.Option(help="An older partition: keep its clusters, assign what is new")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of k-means [default: 0]")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of k-means [default: 1]")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
@@ -34,6 +35,8 @@ def partition(
 
       atoll partition runs/demo/data -k 8
 
+      atoll partition runs/demo/data-2 --onto runs/demo/partition --out runs/demo/partition-2
+
       atoll partition runs/demo/data -k 8 --by random --out runs/random/partition
     """
     unbound = ["balance=none"] if balance == 0 else []
@@ -42,9 +45,12 @@ def partition(
     place = out or Store.at(data).parent.child("partition").url
     there = find(place) is not None
     with bars() as progress:
-        made = partition_stage(data, place, settings, progress=progress)
+        made = partition_stage(data, place, settings, onto=onto, progress=progress)
     sizes = [cluster["train"] for cluster in json.loads(made.read("sizes.json"))["clusters"]]
+    quality = json.loads(made.read("quality.json"))
     typer.echo(
         f"{'already there' if there else 'partitioned'}: {made.store}  {len(sizes)} clusters of "
         f"{', '.join(f'{size:,}' for size in sizes)} training samples  {made.digest[:12]}"
     )
+    agreement = "" if quality["nmi"] is None else f", agreement with labels {quality['nmi']['clusters']}"
+    typer.echo(f"  balance {quality['balance']}, silhouette {quality['silhouette']}{agreement}; look at partition.html")

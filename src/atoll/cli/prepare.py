@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import find
-from ..data.engine import Local
+from ..data.engine import engine_named
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
 from .bars import bars
@@ -16,15 +16,23 @@ from .settings import read_settings
 
 
 def prepare(
-    source: Annotated[str, typer.Argument(help="`digits`, the built-in set")],
-    out: Annotated[
-        str, typer.Option(help="Where the data artifact goes: a folder, or a URL such as s3://bucket/run/data")
+    source: Annotated[
+        str, typer.Argument(help="digits, an image folder, tars, parquet, or a URL of these (s3://, hf://datasets/...)")
     ],
-    size: Annotated[int | None, typer.Option(help="Side of the square images [default: the source's own]")] = None,
-    autoencoder: Annotated[str | None, typer.Option(help="pixels")] = None,
-    features: Annotated[str | None, typer.Option(help="What clusters are made by: pixels")] = None,
-    text_encoder: Annotated[str | None, typer.Option(help="words, or none")] = None,
-    workers: Annotated[int, typer.Option(help="Processes; changes the time, not the result")] = 1,
+    out: Annotated[str, typer.Option(help="Where it goes: a folder, or a URL such as s3://bucket/run/data")],
+    size: Annotated[int | None, typer.Option(help="Side of the square images [default: 64; digits: 8]")] = None,
+    autoencoder: Annotated[str | None, typer.Option(help="pixels, taef2, or a diffusers folder or id")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="What clusters are made by: pixels, efficientnet-lite0, dinov2, dinov2:PLACE")
+    ] = None,
+    text_encoder: Annotated[str | None, typer.Option(help="words, clip:PLACE, t5:PLACE, minilm, or none")] = None,
+    text: Annotated[str | None, typer.Option(help="cache embeddings now, or online: while training")] = None,
+    labels: Annotated[str | None, typer.Option(help="given, or folder: the first folder is the class")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Of a table, where several columns can be it")] = None,
+    onto: Annotated[str | None, typer.Option(help="An older data artifact to add these samples to")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: a cluster that shares the folders")] = "local",
+    workers: Annotated[int, typer.Option(help="Processes of the local engine; change the time, not the result")] = 1,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster [default: this machine]")] = None,
     device: Annotated[str, typer.Option(help="Where the encoders run, such as cuda")] = "cpu",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set holdout=0.1; repeat it")] = None,
@@ -37,13 +45,26 @@ def prepare(
 
       atoll prepare digits --out runs/demo/data
 
-      atoll prepare digits --out runs/demo/data --set holdout=0.1
+      atoll prepare photos/ --out runs/photos/data --size 256 --autoencoder stabilityai/sd-vae-ft-mse --workers 8
+
+      atoll prepare s3://bucket/laion/ --out s3://bucket/run/data --engine ray --device cuda
+
+      atoll prepare more-photos/ --onto runs/photos/data --out runs/photos/data-2
     """
-    flags = {"size": size, "autoencoder": autoencoder, "features": features, "text_encoder": text_encoder}
+    flags = {
+        "size": size,
+        "autoencoder": autoencoder,
+        "features": features,
+        "text_encoder": text_encoder,
+        "text": text,
+        "source.labels": labels,
+        "source.image_column": image_column,
+    }
     settings = read_settings(PrepareConfig(), file=config, flags=flags, overrides=set_ or ())
     there = find(out) is not None
+    where = engine_named(engine, workers, ray_address)
     with bars() as progress:
-        data = prepare_stage(source, out, settings, engine=Local(workers), device=device, progress=progress)
+        data = prepare_stage(source, out, settings, onto=onto, engine=where, device=device, progress=progress)
     rejected = sum(data.config["rejected"].values())
     typer.echo(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "

@@ -23,9 +23,10 @@ from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
 from .gather import Slice, unite
 from .index import SCHEMA, split_of
+from .predecessor import known_ids
 from .shards import pack_captions, read_shard, write_shard
 from .space import LatentSpace, TextSpace
-from .text import text_encoder
+from .text import split_words, text_encoder
 
 THUMBNAIL = 16
 
@@ -43,16 +44,18 @@ class Encoders:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One shard to encode into `folder`, not yet normalised."""
+    """One shard to encode into `folder`, not yet normalised. Ids in the index `known` are left out."""
 
     number: int
     slices: tuple[Slice, ...]
     folder: Path
     encoders: Encoders
+    image_shape: tuple[int, int, int]
     batch: int
     threads: int
     validation: float
     holdout: float
+    known: Path | None
 
 
 def encode(task: EncodeTask) -> int:
@@ -60,15 +63,16 @@ def encode(task: EncodeTask) -> int:
     marker = task.folder / f"{task.number:05d}.json"
     if marker.exists():
         return int(json.loads(marker.read_bytes())["count"])
-    gathered = unite(task.slices)
+    gathered = unite(task.slices, task.image_shape)
+    known = known_ids(task.known, gathered.ids) if task.known is not None else set()
+    gathered = gathered.without(known)
+    captions, strange = understood_captions(task.encoders.text, gathered.captions)
     with fixed_threads(task.threads), torch.inference_mode():
         images = encode_images(task.encoders, gathered.pixels, task.batch)
-        text = encode_captions(task.encoders, gathered.captions)
+        text = encode_captions(task.encoders, captions)
     labels = torch.tensor([-1 if label is None else label for label in gathered.labels], dtype=torch.int64)
-    write_shard(
-        task.folder / f"{task.number:05d}.safetensors",
-        {**images, "labels": labels, **text},
-    )
+    write_shard(task.folder / f"{task.number:05d}.safetensors", {**images, "labels": labels, **text})
+
     splits = [split_of(identity, task.validation, task.holdout) for identity in gathered.ids]
     count = len(gathered.ids)
     table = pa.table(
@@ -76,7 +80,7 @@ def encode(task: EncodeTask) -> int:
             "id": [identity.hex() for identity in gathered.ids],
             "shard": [task.number] * count,
             "row": list(range(count)),
-            "captions": gathered.captions,
+            "captions": captions,
             "label": gathered.labels,
             "split": splits,
         },
@@ -89,11 +93,32 @@ def encode(task: EncodeTask) -> int:
         "splits": {name: splits.count(name) for name in sorted(set(splits))},
         "unlabelled": int((labels < 0).sum()),
         "largest_label": max(labels.tolist(), default=-1),
-        "conflicts": [identity.hex() for identity in gathered.conflicts],
+        "notes": {
+            "conflicting labels": [identity.hex() for identity in gathered.conflicts],
+            "already in the data": sorted(identity.hex() for identity in known),
+            "bad caption: words no network knows": [gathered.ids[row].hex() for row in strange],
+        },
         **moments(images["latents"][torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
     }
     write_atomic(marker, canonical_json(summary))
     return count
+
+
+def understood_captions(space: TextSpace | None, captions: list[list[str]]) -> tuple[list[list[str]], list[int]]:
+    """Captions without those that `words` networks have no rows for, and the samples that lost one.
+
+    That happens to samples that come late, when the vocabulary is fixed; other encoders take anything.
+    """
+    if space is None or space.kind != "words":
+        return captions, []
+    vocabulary = set(space.vocabulary or ())
+
+    def understood(caption: str) -> bool:
+        words = split_words(caption)
+        return len(words) <= space.length and vocabulary.issuperset(words)
+
+    kept = [[text for text in texts if understood(text)] for texts in captions]
+    return kept, [row for row, texts in enumerate(captions) if len(kept[row]) < len(texts)]
 
 
 def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[str, Tensor]:
@@ -101,6 +126,8 @@ def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[st
     autoencoder = load_autoencoder(encoders.autoencoder)
     extractor = load_extractor(encoders.features, encoders.device)
     parts = []
+    # an empty shard is encoded as one black image that is cut off again: shapes and types come out right
+    count, pixels = len(pixels), pixels if len(pixels) else np.zeros((1, *pixels.shape[1:]), np.uint8)
     for start in range(0, len(pixels), batch):
         images = torch.from_numpy(pixels[start : start + batch]).to(encoders.device)
         part = {
@@ -109,7 +136,7 @@ def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[st
             "thumbnails": thumbnails(images),
         }
         parts.append({name: value.cpu() for name, value in part.items()})
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts])[:count] for name in parts[0]}
 
 
 def thumbnails(images: Tensor) -> Tensor:
@@ -151,8 +178,9 @@ def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Seque
 
 @dataclass(frozen=True)
 class NormaliseTask:
-    """One encoded shard of `encoded` to normalise into `out`."""
+    """One encoded shard of `encoded` to normalise into `out`, where it is number `number`."""
 
+    encoded_number: int
     number: int
     encoded: Path
     out: Path
@@ -161,10 +189,10 @@ class NormaliseTask:
 
 def normalise(task: NormaliseTask) -> int:
     """Write the final shard, unless it is there; the number of samples it holds."""
-    name = f"{task.number:05d}.safetensors"
-    tensors = read_shard(task.encoded / name)
-    if not (task.out / name).exists():
-        write_shard(task.out / name, {**tensors, "latents": task.space.normalise(tensors["latents"])})
+    tensors = read_shard(task.encoded / f"{task.encoded_number:05d}.safetensors")
+    target = task.out / f"{task.number:05d}.safetensors"
+    if not target.exists():
+        write_shard(target, {**tensors, "latents": task.space.normalise(tensors["latents"])})
     return len(tensors["labels"])
 
 

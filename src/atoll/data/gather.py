@@ -153,8 +153,21 @@ class Gathered:
     labels: list[int | None]
     conflicts: list[bytes]  # ids whose repeats disagree on the label; their label is None
 
+    def without(self, ids: set[bytes]) -> Gathered:
+        """The samples whose id is not among these."""
+        if not ids:
+            return self
+        rows = [row for row, identity in enumerate(self.ids) if identity not in ids]
+        return Gathered(
+            ids=[self.ids[row] for row in rows],
+            pixels=self.pixels[rows],
+            captions=[self.captions[row] for row in rows],
+            labels=[self.labels[row] for row in rows],
+            conflicts=[identity for identity in self.conflicts if identity not in ids],
+        )
 
-def unite(slices: Sequence[Slice]) -> Gathered:
+
+def unite(slices: Sequence[Slice], image_shape: tuple[int, int, int]) -> Gathered:
     """Read the slices, put them in id order, and make one sample of repeats.
 
     Captions of repeats are united and sorted, so that the order of files does not matter; labels that disagree
@@ -174,9 +187,10 @@ def unite(slices: Sequence[Slice]) -> Gathered:
             labels.setdefault(identity, set()).update([] if label is None else [label])
     order = sorted(places)
     arrays = [np.load(part.stem.with_suffix(".pixels.npy"), mmap_mode="r")[part.start : part.stop] for part in slices]
-    pixels = (
-        np.stack([arrays[places[i][0]][places[i][1]] for i in order]) if order else np.zeros((0, 1, 1, 1), np.uint8)
-    )
+    pixels = np.empty((len(order), *image_shape), np.uint8)
+    for row, identity in enumerate(order):
+        number, place = places[identity]
+        pixels[row] = arrays[number][place]
     return Gathered(
         ids=order,
         pixels=pixels,

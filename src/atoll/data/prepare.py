@@ -31,9 +31,10 @@ from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, n
 from .engine import Engine, Local
 from .gather import GatherTask, chunk_stems, gather, read_captions, read_rejects, slices_by_shard
 from .index import SCHEMA
+from .predecessor import Predecessor
 from .progress import Progress, silent
 from .shards import read_shard, write_shard
-from .sources import Source, SourceConfig, Unit, open_source
+from .sources import Reject, Source, SourceConfig, Unit, open_source
 from .space import TextSpace
 from .text import Words, pretrained_space, text_encoder
 
@@ -63,6 +64,7 @@ def prepare(
     out: str | Path | Store,
     config: PrepareConfig = PrepareConfig(),
     *,
+    onto: str | Path | Store | None = None,
     engine: Engine = Local(),
     device: str = "cpu",
     progress: Progress = silent,
@@ -70,21 +72,25 @@ def prepare(
     """Decode, encode and index every image of `source` into a data artifact at `out`.
 
     Works in a hidden folder beside `out`; killed at any moment and called again, it goes on with the first
-    unfinished unit or shard. Memory does not grow with the data.
+    unfinished unit or shard. Memory does not grow with the data. With `onto`, the samples are added to those of
+    an older data artifact, whose settings hold.
     """
+    old = None if onto is None else Predecessor.open(onto)
     origin = open_source(source, config.source)
-    size = config.size or origin.default_size
-    features = config.features or origin.default_features
-    smallest = config.smallest or max(1, size // 2)
-    config = config.model_copy(update={"size": size, "smallest": smallest, "features": features})
-    autoencoder = load_autoencoder(config.autoencoder)
-    latent_shape = autoencoder.latent_shape(origin.channels, size)
-    extractor = load_extractor(features, device)
+    config = resolve(config, origin, old)
+    assert config.size is not None, "resolved above"
+    assert config.features is not None, "resolved above"
+    image_shape = (origin.channels, config.size, config.size)
+    if old is not None:
+        old.check_fits(origin.channels, origin.classes, source)
+    autoencoder, extractor = load_autoencoder(config.autoencoder), load_extractor(config.features, device)
+    latent_shape = autoencoder.latent_shape(origin.channels, config.size)
     request = {
         **config.model_dump(exclude={"source"}),
         "labels": config.source.labels,
         "autoencoder": autoencoder.id,
         "features": extractor.id,
+        "onto": None if old is None else old.artifact.digest,
     }
     if (there := already_there(out, request, source)) is not None:
         return there
@@ -105,60 +111,108 @@ def prepare(
             raise UserError(f"{source}: none of its images can be used; {first_reject(chunks)}")
 
         stems = chunk_stems(chunks)
-        text = text_space(config.text_encoder, stems)
-        encoders = Encoders(config.autoencoder, features, text, config.text, device)
-        shards = -(-rows // config.shard_rows)
-        tasks = [
-            EncodeTask(
-                number,
-                tuple(slices),
-                encoded,
-                encoders,
-                config.batch,
-                config.threads,
-                config.validation,
-                config.holdout,
-            )
-            for number, slices in enumerate(slices_by_shard(stems, shards))
-        ]
+        text = text_space(config.text_encoder, stems) if old is None else old.text
+        encoders = Encoders(config.autoencoder, config.features, text, config.text, device)
+        tasks = encode_tasks(stems, -(-rows // config.shard_rows), encoded, encoders, image_shape, config, old)
         count = 0
         for shard_count in workers.map(encode, tasks):
             count += shard_count
             progress("encoding", count, rows)
 
-        summaries = [json.loads((encoded / f"{n:05d}.json").read_bytes()) for n in range(shards)]
-        if not sum(summary["values"] for summary in summaries):
+        summaries = [json.loads((encoded / f"{task.number:05d}.json").read_bytes()) for task in tasks]
+        if old is None and not sum(summary["values"] for summary in summaries):
             raise UserError(f"{source}: {count} images leave none for training; add images or lower --holdout")
-        space = latent_space(autoencoder.id, latent_shape, summaries)
+        space = latent_space(autoencoder.id, latent_shape, summaries) if old is None else old.latent
+        first = 0 if old is None else len(old.shards)
+        targets = [NormaliseTask(t.number, first + t.number, encoded, draft.folder / "shards", space) for t in tasks]
         done = 0
-        targets = [NormaliseTask(n, encoded, draft.folder / "shards", space) for n in range(shards)]
         for shard_count in workers.map(normalise, targets):
             done += shard_count
             progress("writing shards", done, count)
 
-        write_index(draft.folder / "index.parquet", encoded, shards)
+        if old is not None:
+            old.take_over(draft.folder)
+        write_index(draft.folder / "index.parquet", encoded, len(tasks), old)
         if text is not None:
             # guidance and dropout may ask for it long after the encoder is gone
             write_shard(draft.folder / "empty.safetensors", text_encoder(text, device).encode([""]))
-        rejected = write_rejects(draft.folder, chunks, [c for s in summaries for c in s["conflicts"]], source)
+        rejected = write_rejects(draft.folder, chunks, [s["notes"] for s in summaries], source, old)
         shutil.rmtree(state)
-        return draft.commit(
-            config={
-                "request": request,
-                "source": {"kind": "digits" if source == "digits" else "images", "classes": origin.classes},
-                "size": size,
-                "channels": origin.channels,
-                "latent": space.model_dump(mode="json"),
-                "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
-                "text": None if text is None else text.model_dump(mode="json"),
-                "split": {"validation": config.validation, "holdout": config.holdout},
-                "labels": label_count(summaries),
-                "count": count,
-                "splits": dict(sum((Counter(s["splits"]) for s in summaries), Counter())),
-                "repeats": rows - count,
-                "rejected": rejected,
-            }
+        result = {
+            "request": request,
+            "source": {"kind": "digits" if source == "digits" else "images", "classes": origin.classes},
+            "size": config.size,
+            "channels": origin.channels,
+            "latent": space.model_dump(mode="json"),
+            "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
+            "text": None if text is None else text.model_dump(mode="json"),
+            "split": {"validation": config.validation, "holdout": config.holdout},
+            **totals(summaries, rows, old),
+            "rejected": rejected,
+        }
+        return draft.commit(config=result, parents={} if old is None else {"data": old.artifact.digest})
+
+
+def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None) -> PrepareConfig:
+    """The settings with every default filled in; those of the older artifact, where there is one."""
+    if old is not None:
+        if config.model_copy(update={"source": SourceConfig()}) != PrepareConfig():
+            raise UserError(f"--onto {old.artifact.store}: its own settings hold; leave out all others")
+        request = {
+            name: value for name, value in old.artifact.config["request"].items() if name in PrepareConfig.model_fields
+        }
+        return PrepareConfig(**{**request, "source": config.source})
+    size = config.size or origin.default_size
+    return config.model_copy(
+        update={
+            "size": size,
+            "smallest": config.smallest or max(1, size // 2),
+            "features": config.features or origin.default_features,
+        }
+    )
+
+
+def encode_tasks(
+    stems: Sequence[Path],
+    shards: int,
+    folder: Path,
+    encoders: Encoders,
+    image_shape: tuple[int, int, int],
+    config: PrepareConfig,
+    old: Predecessor | None,
+) -> list[EncodeTask]:
+    return [
+        EncodeTask(
+            number=number,
+            slices=tuple(slices),
+            folder=folder,
+            encoders=encoders,
+            image_shape=image_shape,
+            batch=config.batch,
+            threads=config.threads,
+            validation=config.validation,
+            holdout=config.holdout,
+            known=None if old is None else old.index,
         )
+        for number, slices in enumerate(slices_by_shard(stems, shards))
+    ]
+
+
+def totals(summaries: Sequence[dict[str, Any]], rows: int, old: Predecessor | None) -> dict[str, Any]:
+    """How many samples there are, in each split, and how many classes; with those of the older artifact."""
+    count = sum(summary["count"] for summary in summaries)
+    splits = sum((Counter(summary["splits"]) for summary in summaries), Counter[str]())
+    labels: int | None = None
+    if not any(summary["unlabelled"] for summary in summaries):
+        labels = 1 + max(int(summary["largest_label"]) for summary in summaries)
+    repeats = rows - count
+    if old is not None:
+        before = old.artifact.config
+        both = labels is not None and before["labels"] is not None
+        labels = max(labels or 0, before["labels"]) if both else None
+        count, repeats = count + before["count"], repeats + before["repeats"]
+        splits += Counter(before["splits"])
+    return {"labels": labels, "count": count, "splits": dict(sorted(splits.items())), "repeats": repeats}
 
 
 def already_there(out: str | Path | Store, request: dict[str, Any], source: str) -> Artifact | None:
@@ -222,41 +276,46 @@ def all_captions(stems: Sequence[Path]) -> Iterator[str]:
             yield from texts
 
 
-def write_index(path: Path, encoded: Path, shards: int) -> None:
+def write_index(path: Path, encoded: Path, shards: int, old: Predecessor | None) -> None:
+    """One row group per shard, so that a range of ids is found without reading the rest."""
+    first = 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+        if old is not None:
+            first = len(old.shards)
+            with pq.ParquetFile(old.index) as before:
+                for group in range(before.num_row_groups):
+                    writer.write_table(before.read_row_group(group))
         for number in range(shards):
             with pa.memory_map(str(encoded / f"{number:05d}.arrow")) as file:
-                writer.write_table(pa.ipc.open_file(file).read_all())
+                table = pa.ipc.open_file(file).read_all()
+            shard = pa.array([first + number] * len(table), pa.int32())
+            writer.write_table(table.set_column(table.schema.get_field_index("shard"), "shard", shard))
 
 
-def write_rejects(folder: Path, chunks: Path, conflicts: Sequence[str], source: str) -> dict[str, int]:
+def write_rejects(
+    folder: Path, chunks: Path, notes: Sequence[dict[str, list[str]]], source: str, old: Predecessor | None
+) -> dict[str, int]:
     """rejects.jsonl by content, log.jsonl by name; how many of each reason.
 
     A file's name says nothing about its content, and renaming files must not change the artifact: so the listed
     file holds ids and reasons, sorted, and the names stand in the unlisted log.
     """
     rejects = list(read_rejects(chunks))
+    rejects += [Reject("", identity, reason) for note in notes for reason, ids in note.items() for identity in ids]
     lines = [canonical_json({"id": r.id, "reason": r.reason, "detail": r.detail}) for r in rejects]
-    lines += [canonical_json({"id": c, "reason": "conflicting labels", "detail": "label dropped"}) for c in conflicts]
+    reasons = Counter(reject.reason for reject in rejects)
+    if old is not None:
+        lines += old.artifact.read("rejects.jsonl").splitlines()
+        reasons += Counter(old.artifact.config["rejected"])
     (folder / "rejects.jsonl").write_bytes(b"".join(line + b"\n" for line in sorted(lines)))
     log = [canonical_json({"source": source}), *(canonical_json({"rejected": vars(r)}) for r in rejects)]
     (folder / "log.jsonl").write_bytes(b"".join(line + b"\n" for line in log))
-    reasons = Counter(reject.reason for reject in rejects)
-    if conflicts:
-        reasons["conflicting labels"] = len(conflicts)
     return dict(sorted(reasons.items()))
 
 
 def first_reject(chunks: Path) -> str:
     reject = next(read_rejects(chunks), None)
     return "it holds no images" if reject is None else f"the first one, {reject.name}: {reject.reason} {reject.detail}"
-
-
-def label_count(summaries: Sequence[dict[str, Any]]) -> int | None:
-    """How many classes there are, if every sample has a label; else None."""
-    if any(summary["unlabelled"] for summary in summaries):
-        return None
-    return 1 + max(int(summary["largest_label"]) for summary in summaries)
 
 
 def feature_width(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """Partition: features, clustering, assignment and contact sheets."""
 
-from .stage import PartitionConfig, partition
+from .config import PartitionConfig
+from .stage import partition
 
 __all__ = ["PartitionConfig", "partition"]

@@ -112,10 +112,10 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=2)
 def load_extractor(name: str, device: str) -> FeatureExtractor:
-    """The extractor a user names with --features; kept, since a worker needs it for every shard."""
+    """The extractor a user names with --features, or of an id; kept, since a worker needs it for every shard."""
     if name == "pixels":
         return PixelFeatures()
-    if name == "efficientnet-lite0":
+    if name in ("efficientnet-lite0", f"efficientnet-lite0@{EFFICIENTNET_SIZE}"):
         return EfficientNetLite0(device)
     kind, _, chosen = name.partition(":")
     if kind == "dinov2":

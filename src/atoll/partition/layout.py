@@ -17,12 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from ..artifacts import Artifact
+from ..artifacts import Artifact, Store, UserError
 from ..data.index import Index
+from ..data.predecessor import link
 from ..data.progress import Progress
 from ..data.shards import TEXT_FIELDS, pack_captions, read_shard, unpack_captions, write_shard
+from .config import PartitionConfig
 
 OFFSETS = ("captions", "caption_ends")  # count from the start of their own shard
 
@@ -45,7 +48,7 @@ class _Writer:
     folder: Path
     split: str
     shard_rows: int
-    written: int = 0
+    written: int = 0  # shards there are; more than none on top of an older partition
     waiting: list[dict[str, Tensor]] = field(default_factory=list)
     places: list[tuple[str, int]] = field(default_factory=list)  # shard name and row of every sample given
 
@@ -95,43 +98,101 @@ def join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
+@dataclass(frozen=True)
+class OldPartition:
+    """The partition that a newer one is made on top of: same rule, same shards, more of them."""
+
+    artifact: Artifact
+
+    @staticmethod
+    def open(place: str | Path | Store, data: Artifact) -> OldPartition:
+        artifact = Artifact.open(place, "partition")
+        if data.manifest.parents.get("data") != artifact.manifest.parents["data"]:
+            raise UserError(
+                f"--onto {artifact.store}: {data.store} was not prepared on top of its data; "
+                "run `atoll prepare` with --onto first"
+            )
+        return OldPartition(artifact)
+
+    @property
+    def rule(self) -> dict[str, Tensor]:
+        return load_file(self.artifact.file("centroids.safetensors"))
+
+    def assignment(self, index: Index) -> np.ndarray:
+        """Cluster int64 of the old samples, which come first in the newer index."""
+        table = pq.read_table(self.artifact.file("assignment.parquet"))
+        assert table["id"].to_pylist() == index.ids[: len(table)], "the newer data does not begin with the old"
+        return np.asarray(table["cluster"].to_numpy(), dtype=np.int64)
+
+    def shards(self, cluster: int, split: str) -> list[str]:
+        return self.artifact.names(f"clusters/{cluster:02d}/{split}-")
+
+    def take_over(self, folder: Path) -> None:
+        """Bring the old shards into `folder`, digests and all: an island that has them fetches only the new."""
+        for name in self.artifact.names("clusters/"):
+            if name.endswith(".safetensors"):
+                link(self.artifact.file(name), folder / name)
+
+    def index(self, cluster: int) -> pa.Table:
+        return pq.read_table(self.artifact.file(f"clusters/{cluster:02d}/index.parquet"))
+
+
 def write_clusters(
-    folder: Path, data: Artifact, index: Index, cluster: np.ndarray, clusters: int, shard_rows: int, progress: Progress
+    folder: Path,
+    data: Artifact,
+    index: Index,
+    cluster: np.ndarray,
+    config: PartitionConfig,
+    old: OldPartition | None,
+    progress: Progress,
 ) -> None:
-    """Deal the samples of `data` out to their clusters, shard by shard, in id order. cluster int64 [N]."""
+    """Deal the samples of `data` out to their clusters, shard by shard, in order. cluster int64 [N].
+
+    On top of an older partition only the samples that came since are dealt out, into shards after the old ones.
+    """
     splits = index.splits
+    first = 0 if old is None else pq.read_metadata(old.artifact.file("assignment.parquet")).num_rows
     writers = {
-        (k, split): _Writer(folder / f"{k:02d}", split, shard_rows)
-        for k in range(clusters)
+        (k, split): _Writer(
+            folder / f"{k:02d}", split, config.shard_rows, 0 if old is None else len(old.shards(k, split))
+        )
+        for k in range(config.clusters)
         for split in ("train", "validation")
     }
     start = 0
     for name in data.names("shards/"):
         shard = read_shard(data.file(name))
         here = slice(start, start + len(shard["labels"]))
+        start = here.stop
+        if here.stop <= first:
+            continue
+        assert here.start >= first, "a shard of the newer data holds old samples"
         for (k, split), writer in writers.items():
             rows = np.flatnonzero((cluster[here] == k) & (splits[here] == split))
             writer.add(rows_of(shard, torch.from_numpy(rows)))
-        start = here.stop
         progress("writing clusters", start, len(index))
     for writer in writers.values():
         writer.flush()
-    for k in range(clusters):
-        write_cluster_index(folder / f"{k:02d}" / "index.parquet", index, cluster == k, splits, writers, k)
+    new = np.arange(len(index)) >= first
+    for k in range(config.clusters):
+        before = None if old is None else old.index(k)
+        write_cluster_index(folder / f"{k:02d}" / "index.parquet", index, new & (cluster == k), writers, k, before)
 
 
 def write_cluster_index(
     path: Path,
     index: Index,
     member: np.ndarray,
-    splits: np.ndarray,
     writers: dict[tuple[int, str], _Writer],
     k: int,
+    before: pa.Table | None,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(path, INDEX_SCHEMA, compression="zstd") as writer:
+        if before is not None:
+            writer.write_table(before)
         for split in ("train", "validation"):
-            rows = index.table.take(pa.array(np.flatnonzero(member & (splits == split))))
+            rows = index.table.take(pa.array(np.flatnonzero(member & (index.splits == split))))
             places = writers[k, split].places
             columns = {
                 "id": rows["id"],

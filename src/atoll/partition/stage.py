@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,7 +19,8 @@ from ..data.shards import ShardSet
 from ..data.space import LatentSpace
 from ..models.autoencoders import load_autoencoder
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
-from .layout import write_clusters
+from .config import PartitionConfig
+from .layout import OldPartition, write_clusters
 from .quality import measure, telling_words
 from .report import write_report
 from .sheets import images_of, write_sheet
@@ -31,33 +30,29 @@ SHEET_IMAGES = 40  # five rows; each has to be decoded from its latent
 ASSIGN_ROWS = 16_384  # features held in memory at a time
 
 
-class PartitionConfig(BaseModel):
-    """How to cut. `by` label and random are baselines."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    clusters: int = Field(default=8, gt=0)
-    by: Literal["features", "label", "random"] = "features"
-    balance: float | None = Field(default=2.0, ge=1, description="largest over smallest cluster; None: no bound")
-    cells: int = Field(default=1024, gt=0, description="fine centroids; fewer are used for a small set")
-    seed: int = Field(default=0, ge=0)
-    threads: int = Field(default=1, gt=0, description="faiss threads; part of the result's last bits")
-    shard_rows: int = Field(default=4096, gt=0)
-
-
 def partition(
     data: str | Path | Store,
     out: str | Path | Store,
     config: PartitionConfig = PartitionConfig(),
     *,
+    onto: str | Path | Store | None = None,
     progress: Progress = silent,
 ) -> Artifact:
     """Cut the data artifact at `data` into clusters and write the partition artifact at `out`.
 
-    Clusters are fitted on the train split; validation and holdout samples are assigned by the same rule.
+    Clusters are fitted on the train split; validation and holdout samples are assigned by the same rule. With `onto`,
+    nothing is fitted: `data` was prepared on top of the data of that older partition, whose clusters stay as they
+    are, and only the samples that came since are assigned.
     """
     parent = Artifact.open(data, "data")
+    old = None if onto is None else OldPartition.open(onto, parent)
+    if old is not None:
+        if config != PartitionConfig():
+            raise UserError(f"--onto {old.artifact.store}: its own settings hold; leave out all others")
+        config = PartitionConfig.model_validate(old.artifact.config)
     settings = config.model_dump()
-    if (there := reuse(out, KIND, settings, {"data": parent.digest})) is not None:
+    parents = {"data": parent.digest} | ({} if old is None else {"partition": old.artifact.digest})
+    if (there := reuse(out, KIND, settings, parents)) is not None:
         return there
     index = Index.of(parent)
     samples = ShardSet([parent.file(name) for name in parent.names("shards/")])
@@ -68,7 +63,13 @@ def partition(
             "use a smaller -k"
         )
 
-    rule, assignment = RULES[config.by](index, samples, config, progress)
+    if old is None:
+        rule = RULES[config.by](index, samples, config, progress)
+        assignment = assign(rule, index, samples, 0, config, progress)
+    else:
+        rule, before = old.rule, old.assignment(index)
+        late = assign(rule, index, samples, len(before), config, progress)
+        assignment = np.concatenate([before, late])
     sizes = count_sizes(assignment, index.splits, config.clusters)
     for k, size in enumerate(sizes):
         if size["train"] == 0:
@@ -78,9 +79,9 @@ def partition(
         save_file(rule, draft.folder / "centroids.safetensors")
         (draft.folder / "sizes.json").write_bytes(canonical_json({"clusters": sizes}) + b"\n")
         write_assignment(draft.folder / "assignment.parquet", index, assignment)
-        write_clusters(
-            draft.folder / "clusters", parent, index, assignment, config.clusters, config.shard_rows, progress
-        )
+        if old is not None:
+            old.take_over(draft.folder)
+        write_clusters(draft.folder / "clusters", parent, index, assignment, config, old, progress)
         space = LatentSpace.model_validate(parent.config["latent"])
         write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
         progress("measuring", 0, None)
@@ -95,12 +96,14 @@ def partition(
             words=telling_words(index.captions, assignment, config.clusters),
             sheets=draft.folder / "sheets",
         )
-        return draft.commit(config=settings, parents={"data": parent.digest}, licence=parent.manifest.licence)
+        return draft.commit(config=settings, parents=parents, licence=parent.manifest.licence)
 
 
-def by_features(
-    index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress
-) -> tuple[dict[str, Tensor], np.ndarray]:
+# A rule is what centroids.safetensors holds: all that is needed to assign any sample, now or later.
+Rule = dict[str, Tensor]
+
+
+def by_features(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
     """Two-level k-means. Ids are hashes, so the first training rows are a random sample to fit on."""
     train = index.rows("train")
     cells = cells_for(len(train), config.clusters, config.cells)
@@ -114,23 +117,10 @@ def by_features(
         balance=config.balance,
         threads=config.threads,
     )
-    assignment = assign_all(clustering, samples, config.threads, progress)
-    return {"fine": torch.from_numpy(clustering.fine), "coarse": torch.from_numpy(clustering.coarse)}, assignment
+    return {"fine": torch.from_numpy(clustering.fine), "coarse": torch.from_numpy(clustering.coarse)}
 
 
-def assign_all(clustering: Clustering, samples: ShardSet, threads: int, progress: Progress) -> np.ndarray:
-    """Cluster int64 [N] of every sample."""
-    assignment = np.empty(len(samples), dtype=np.int64)
-    for start in range(0, len(samples), ASSIGN_ROWS):
-        rows = torch.arange(start, min(start + ASSIGN_ROWS, len(samples)))
-        assignment[rows.numpy()] = clustering.assign(samples.features(rows).numpy(), threads)[0]
-        progress("assigning samples", int(rows[-1]) + 1, len(samples))
-    return assignment
-
-
-def by_label(
-    index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress
-) -> tuple[dict[str, Tensor], np.ndarray]:
+def by_label(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
     """Whole classes dealt out to clusters, the largest class first, always to the smallest cluster."""
     labels = index.labels
     if (missing := int((labels < 0).sum())) > 0:
@@ -143,23 +133,48 @@ def by_label(
     for label in np.lexsort((np.arange(len(counts)), -counts)):
         table[label] = mass.argmin()
         mass[table[label]] += counts[label]
-    return {"labels": torch.from_numpy(table)}, table[labels]
+    return {"labels": torch.from_numpy(table)}
 
 
-def by_random(
-    index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress
-) -> tuple[dict[str, Tensor], np.ndarray]:
+def by_random(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
     """A cluster from the hash of (seed, id): random, yet the same for a sample whatever else is in the set."""
-    assignment = np.array([random_cluster(identity, config.seed, config.clusters) for identity in index.ids])
-    return {"clusters": torch.tensor([config.clusters])}, assignment
+    return {"random": torch.tensor([config.seed, config.clusters])}
+
+
+RULES = {"features": by_features, "label": by_label, "random": by_random}
+
+
+def assign(
+    rule: Rule, index: Index, samples: ShardSet, first: int, config: PartitionConfig, progress: Progress
+) -> np.ndarray:
+    """Cluster int64 of the samples from row `first` on, by the rule of a partition."""
+    if "fine" in rule:
+        clustering = Clustering(rule["fine"].numpy(), rule["coarse"].numpy())
+        return assign_by_features(clustering, samples, first, config.threads, progress)
+    if "labels" in rule:
+        labels, table = index.labels[first:], rule["labels"].numpy()
+        strange = (labels < 0) | (labels >= len(table))
+        if strange.any():
+            raise UserError(f"--by label: {int(strange.sum())} samples have a label the partition has never seen")
+        return np.asarray(table[labels])
+    seed, clusters = rule["random"].tolist()
+    return np.array([random_cluster(identity, seed, clusters) for identity in index.ids[first:]], dtype=np.int64)
+
+
+def assign_by_features(
+    clustering: Clustering, samples: ShardSet, first: int, threads: int, progress: Progress
+) -> np.ndarray:
+    assignment = np.empty(len(samples) - first, dtype=np.int64)
+    for start in range(first, len(samples), ASSIGN_ROWS):
+        rows = torch.arange(start, min(start + ASSIGN_ROWS, len(samples)))
+        assignment[rows.numpy() - first] = clustering.assign(samples.features(rows).numpy(), threads)[0]
+        progress("assigning samples", int(rows[-1]) + 1 - first, len(samples) - first)
+    return assignment
 
 
 def random_cluster(identity: str, seed: int, clusters: int) -> int:
     digest = hashlib.sha256(f"cluster:{seed}:{identity}".encode()).digest()
     return int.from_bytes(digest[:8], "big") * clusters >> 64
-
-
-RULES = {"features": by_features, "label": by_label, "random": by_random}
 
 
 def count_sizes(assignment: np.ndarray, splits: np.ndarray, clusters: int) -> list[dict[str, int]]:

@@ -1,0 +1,83 @@
+"""Samples that come late: a new data artifact on top of an old one.
+
+The old shards are taken over as they are (linked, where the disk allows it) and the new samples follow in shards of
+their own, encoded with the old settings, normalised with the old statistics and worded in the old vocabulary. So
+latents and text stay in the space that experts were trained in, and whoever holds the old shards fetches only the new.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from ..artifacts import Artifact, Store, UserError
+from .space import LatentSpace, TextSpace
+
+
+@dataclass(frozen=True)
+class Predecessor:
+    """The data artifact that is added to."""
+
+    artifact: Artifact
+
+    @staticmethod
+    def open(place: str | Path | Store) -> Predecessor:
+        return Predecessor(Artifact.open(place, "data"))
+
+    @property
+    def latent(self) -> LatentSpace:
+        return LatentSpace.model_validate(self.artifact.config["latent"])
+
+    @property
+    def text(self) -> TextSpace | None:
+        text = self.artifact.config["text"]
+        return None if text is None else TextSpace.model_validate(text)
+
+    @property
+    def shards(self) -> list[str]:
+        return self.artifact.names("shards/")
+
+    @property
+    def index(self) -> Path:
+        return self.artifact.file("index.parquet")
+
+    def check_fits(self, channels: int, classes: tuple[str, ...] | None, source: str) -> None:
+        """Refuse a source whose images or labels mean something else."""
+        config = self.artifact.config
+        if channels != config["channels"]:
+            raise UserError(
+                f"{source}: has images of {channels} channels, {self.artifact.store} of {config['channels']}"
+            )
+        known = config["source"]["classes"]
+        if classes is not None and list(classes) != list(known or ()):
+            raise UserError(f"{source}: its classes are not those of {self.artifact.store}; use the same folder names")
+
+    def take_over(self, folder: Path) -> None:
+        """Bring the old shards into `folder`."""
+        for name in self.shards:
+            link(self.artifact.file(name), folder / name)
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the file system cannot link."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def known_ids(index: Path, ids: Sequence[bytes]) -> set[bytes]:
+    """Which of these sorted ids an index holds already; reads the part of the index they can be in."""
+    if not ids:
+        return set()
+    between = [("id", ">=", ids[0].hex()), ("id", "<=", ids[-1].hex())]
+    found = pq.read_table(index, columns=["id"], filters=between)["id"].to_pylist()
+    return set(ids) & {bytes.fromhex(identity) for identity in found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from foreign import (
     official_pixart,
     save_diffusers,
 )
+from safetensors.torch import load_file
 from torch import Tensor
 
 from atoll.artifacts import UserError
@@ -159,6 +161,21 @@ def test_every_layout_is_a_bijection(layout: Layout) -> None:
     assert back.weights.keys() == weights.keys()
     assert all(torch.equal(back.weights[name], weights[name]) for name in weights)
     assert not back.dropped
+
+
+@pytest.mark.parametrize("make", [diffusers_dit, diffusers_pixart])
+def test_folders_of_older_diffusers_read_the_same(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    """They call both networks Transformer2DModel and keep the weights in a .bin file."""
+    folder = save_diffusers(make(), tmp_path / "new")
+    new = read_source(folder, "diffusers", licence="MIT")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"_class_name": "Transformer2DModel"}))
+    weights = folder / "diffusion_pytorch_model.safetensors"
+    torch.save(load_file(weights), weights.with_suffix(".bin"))
+    weights.unlink()
+    old = read_source(folder, "diffusers", licence="MIT")
+    assert old.config == new.config
+    assert all(torch.equal(old.imported.weights[k], v) for k, v in new.imported.weights.items())
 
 
 def test_untied_embedders_are_refused(tmp_path: Path) -> None:

@@ -151,14 +151,13 @@ def _read_diffusers(place: Path, licence: str | None, null_text_file: Path | Non
     if not folder.is_dir():
         raise UserError(f"{place}: not a folder; --from diffusers takes a folder saved with save_pretrained")
     settings = read_json(folder / "config.json")
+    layout = _diffusers_layout(settings, str(folder))
     weights = folder / "diffusion_pytorch_model.safetensors"
     if not weights.is_file():
-        raise UserError(f"{weights}: file is missing; save the model in one safetensors file and try again")
+        weights = weights.with_suffix(".bin")
+    if not weights.is_file():
+        raise UserError(f"{folder}: holds no diffusion_pytorch_model.safetensors or .bin; save the model in one file")
     foreign = read_checkpoint(weights)
-    name = settings.get("_class_name")
-    if name not in ("DiTTransformer2DModel", "PixArtTransformer2DModel"):
-        raise UserError(f"{folder}: holds a {name}; only DiTTransformer2DModel and PixArtTransformer2DModel are read")
-    layout: Layout = "diffusers-dit" if name == "DiTTransformer2DModel" else "diffusers-pixart"
     card = _sidecar_card(folder)
     null_text = _null_text(null_text_file or folder / NULL_TEXT, required=null_text_file is not None)
     config = _diffusers_config(settings, foreign, layout, null_text, card, str(folder))
@@ -183,6 +182,16 @@ def _read_diffusers(place: Path, licence: str | None, null_text_file: Path | Non
         digest=sha256_file(weights),
         card=card,
     )
+
+
+def _diffusers_layout(settings: Mapping[str, Any], where: str) -> Layout:
+    """Which of the two networks a folder holds; older folders call both Transformer2DModel."""
+    name, norm = settings.get("_class_name"), settings.get("norm_type")
+    if name == "DiTTransformer2DModel" or (name, norm) == ("Transformer2DModel", "ada_norm_zero"):
+        return "diffusers-dit"
+    if name == "PixArtTransformer2DModel" or (name, norm) == ("Transformer2DModel", "ada_norm_single"):
+        return "diffusers-pixart"
+    raise UserError(f"{where}: holds a {name}; only DiTTransformer2DModel and PixArtTransformer2DModel are read")
 
 
 def _sidecar_card(folder: Path) -> dict[str, Any]:

@@ -36,6 +36,9 @@ def main() -> None:
     images.add_argument("--source", nargs="+", required=True, help="parquet files with image, caption and label")
     images.add_argument("--counts", type=int, nargs="+", default=[2_000, 10_000])
     images.add_argument("--plain-counts", type=int, nargs="+", default=[500, 1_000])
+    images.add_argument(
+        "--plain-threads", type=int, default=1, help="two threads on a busy machine wait for each other; one does not"
+    )
     images.add_argument("--autoencoder", default="pixels")
     images.add_argument("--features", default="efficientnet-lite0")
     images.add_argument("--device", default="cpu")
@@ -65,7 +68,10 @@ def compare_images(arguments: argparse.Namespace) -> None:
 
     work = arguments.work or Path(tempfile.mkdtemp(prefix="atoll-prepare-"))
     work.mkdir(parents=True, exist_ok=True)
-    shared = {name: getattr(arguments, name) for name in ("autoencoder", "features", "device", "workers", "batch")}
+    shared = {
+        name: getattr(arguments, name)
+        for name in ("autoencoder", "features", "device", "workers", "batch", "plain_threads")
+    }
     # the record names the autoencoder by its id: paths mean nothing elsewhere
     settings = {**shared, "size": SIZE, "autoencoder": load_autoencoder(arguments.autoencoder).id}
     record: dict[str, Any] = {"machine": machine(arguments.device), "settings": settings, "runs": []}
@@ -135,7 +141,7 @@ def plain(job: dict[str, Any]) -> dict[str, Any]:
     from atoll.partition.features import load_extractor
 
     autoencoder, extractor = load_autoencoder(job["autoencoder"]), load_extractor(job["features"], job["device"])
-    torch.set_num_threads(job["workers"])
+    torch.set_num_threads(job["plain_threads"])
     started = time.monotonic()
     latents, features = [], []
     with torch.inference_mode():

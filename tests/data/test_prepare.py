@@ -1,0 +1,301 @@
+"""Prepare on real files: the same set gives the same artifact, however it is stored, read, killed or added to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forms import FORMS, Item, folder, parquet, shuffled, tars
+from hostile import encoded, picture
+from sklearn.datasets import load_digits
+
+from atoll.artifacts import Artifact, UserError
+from atoll.data import Index, Local, PrepareConfig, ShardSet, prepare
+from atoll.data.sources import SourceConfig
+from atoll.models.autoencoders import Pixels
+
+CONFIG = PrepareConfig(size=16, features="pixels", shard_rows=40)
+
+
+def pictures(count: int, first: int = 0) -> list[Item]:
+    words = ("red", "green", "blue")
+    return [
+        Item(f"{i:03d}.png", encoded(picture(1000 + i, 20, 24), "PNG"), f"a {words[i % 3]} thing", i % 3)
+        for i in range(first, first + count)
+    ]
+
+
+def samples_of(data: Artifact) -> ShardSet:
+    return ShardSet([data.file(name) for name in data.names("shards/")])
+
+
+def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
+    data = prepare("digits", tmp_path / "data")
+    index, samples = Index.of(data), samples_of(data)
+    everything = torch.arange(len(samples))
+    from atoll.data import LatentSpace
+
+    space = LatentSpace.model_validate(data.config["latent"])
+    images = Pixels().decode(space.restore(samples.latents(everything)))
+    real, labels = load_digits(return_X_y=True)
+    ours = {
+        (tuple(np.rint(image.flatten() * 16 / 255).astype(int)), label)
+        for image, label in zip(images.numpy().astype(float), index.labels.tolist(), strict=True)
+    }
+    assert ours == {(tuple(image.astype(int)), label) for image, label in zip(real, labels.tolist(), strict=True)}
+    names = data.config["source"]["classes"]
+    assert all(c == [f"a handwritten {names[k]}"] for c, k in zip(index.captions, index.labels.tolist(), strict=True))
+    # normalised over the training split, in id order, every split there
+    train = samples.latents(torch.from_numpy(index.rows("train")))
+    assert abs(float(train.mean())) < 1e-5
+    assert abs(float(train.double().std(correction=0)) - 1.0) < 1e-5
+    assert index.ids == sorted(index.ids)
+    assert set(index.splits) == {"train", "validation", "holdout"}
+
+
+def test_a_second_run_finds_it_and_other_settings_are_refused(tmp_path: Path) -> None:
+    data = prepare("digits", tmp_path / "data")
+    changed = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
+    assert prepare("digits", tmp_path / "data").digest == data.digest
+    assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == changed
+    with pytest.raises(UserError, match=r"request\.holdout: 0\.05 -> 0\.2"):
+        prepare("digits", tmp_path / "data", PrepareConfig(holdout=0.2))
+    with pytest.raises(UserError, match="already holds the data of source digits"):
+        prepare(folder(tmp_path / "other", pictures(5)), tmp_path / "data", PrepareConfig(features="pixels"))
+
+
+def test_order_names_storage_and_workers_do_not_matter(tmp_path: Path) -> None:
+    items = pictures(100)
+    digests = {
+        "as they are": prepare(folder(tmp_path / "a", items), tmp_path / "a-data", CONFIG).digest,
+        "shuffled": prepare(folder(tmp_path / "b", shuffled(items, 1)), tmp_path / "b-data", CONFIG).digest,
+        "tars, two workers": prepare(
+            tars(tmp_path / "c", shuffled(items, 2)), tmp_path / "c-data", CONFIG, engine=Local(2)
+        ).digest,
+        "parquet": prepare(parquet(tmp_path / "d", shuffled(items, 3)), tmp_path / "d-data", CONFIG).digest,
+    }
+    assert len(set(digests.values())) == 1, digests
+    # and it is not a digest of nothing: one more image changes it
+    more = prepare(folder(tmp_path / "e", pictures(101)), tmp_path / "e-data", CONFIG).digest
+    assert more not in digests.values()
+
+
+def test_labels_and_captions_are_joined_by_id(tmp_path: Path) -> None:
+    import hashlib
+
+    items = pictures(100)
+    data = prepare(tars(tmp_path / "source", shuffled(items, 4)), tmp_path / "data", CONFIG)
+    index, samples = Index.of(data), samples_of(data)
+    said = {hashlib.sha256(item.content).hexdigest(): (item.label, item.caption) for item in items}
+    rows = torch.arange(len(samples))
+    vocabulary = data.config["text"]["vocabulary"]
+    condition = samples.condition(rows, torch.zeros(len(samples)))
+    assert condition is not None
+    for identity, label, tokens in zip(
+        index.ids, samples.labels(rows).tolist(), condition.tokens.tolist(), strict=True
+    ):
+        assert (label, " ".join(vocabulary[t] for t in tokens)) == said[identity]
+
+
+def test_repeats_are_united(tmp_path: Path) -> None:
+    twice, once = pictures(2)
+    items = [
+        Item("a.png", twice.content, "a first caption", 1),
+        Item("b.png", twice.content, "another caption", 2),
+        Item("c.png", twice.content, "a first caption", None),
+        once,
+        *pictures(40, first=10),
+    ]
+    data = prepare(folder(tmp_path / "source", items), tmp_path / "data", CONFIG)
+    rejects = [json.loads(line) for line in data.read("rejects.jsonl").splitlines()]
+    assert data.config["repeats"] == 2
+    assert [r["reason"] for r in rejects] == ["conflicting labels"]
+    row = Index.of(data).ids.index(rejects[0]["id"])
+    assert Index.of(data).captions[row] == ["a first caption", "another caption"]
+    assert Index.of(data).labels[row] == -1
+    # u chooses between the captions
+    samples = samples_of(data)
+    chosen = [samples.condition(torch.tensor([row]), torch.tensor([u])) for u in (0.0, 0.49, 0.5, 0.999)]
+    tokens = [tuple(c.tokens[0][c.mask[0]].tolist()) for c in chosen]
+    assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
+
+
+CRASH = """
+import sys, time
+from atoll.data import PrepareConfig, prepare
+stage = sys.modules["atoll.data.prepare"]
+real, calls = stage.{function}, 0
+def stuck(task):
+    global calls
+    calls += 1
+    if calls > {calls}:
+        print("now", flush=True)
+        time.sleep(60)
+    return real(task)
+stage.{function} = stuck
+prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shard_rows=40))
+"""
+
+
+@pytest.mark.parametrize(("function", "calls"), [("gather", 3), ("encode", 1), ("normalise", 1)])
+def test_killed_and_run_again(function: str, calls: int, tmp_path: Path) -> None:
+    """kill -9 in each of the three passes; what was finished is not done again, and the end is the same."""
+    items = pictures(100)
+    source = tars(tmp_path / "source", items, count=6)
+    whole = prepare(source, tmp_path / "unbroken", CONFIG)
+    code = CRASH.format(function=function, calls=calls)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, source, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "data").exists()
+    state = tmp_path / ".data.partial" / "state"
+    finished = {path: path.stat().st_mtime_ns for path in state.rglob("*.json")}
+    assert len(finished) > calls
+    time.sleep(0.01)
+    seen: list[str] = []
+    data = prepare(source, tmp_path / "data", CONFIG, progress=lambda task, done, total: seen.extend(again(finished)))
+    assert data.digest == whole.digest
+    assert seen == [], "finished work was done again"
+    assert not (tmp_path / ".data.partial").exists()
+
+
+def again(finished: dict[Path, int]) -> list[str]:
+    return [str(path) for path, changed in finished.items() if path.exists() and path.stat().st_mtime_ns != changed]
+
+
+def test_unfinished_work_of_another_kind_is_refused(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", pictures(10))
+    state = tmp_path / ".data.partial" / "state"
+    state.mkdir(parents=True)
+    (state / "work.json").write_text(json.dumps({"request": {"size": 99}, "source": source, "files": "0"}))
+    with pytest.raises(UserError, match=r"unfinished work with other settings .*size"):
+        prepare(source, tmp_path / "data", CONFIG)
+
+
+def test_folders_as_labels(tmp_path: Path) -> None:
+    items = pictures(30)
+    for item in items:
+        place = tmp_path / "source" / ("cats" if (item.label or 0) == 0 else "dogs") / "deep" / item.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(item.content)
+    config = CONFIG.model_copy(update={"source": SourceConfig(labels="folder")})
+    data = prepare(str(tmp_path / "source"), tmp_path / "data", config)
+    assert list(data.config["source"]["classes"]) == ["cats", "dogs"]
+    assert sorted(Index.of(data).labels.tolist()) == [0] * 10 + [1] * 20
+
+
+def test_captions_beside_the_image(tmp_path: Path) -> None:
+    place = tmp_path / "source"
+    (place / "in").mkdir(parents=True)
+    for number, item in enumerate(pictures(6)):
+        (place / "in" / f"{number}.png").write_bytes(item.content)
+    (place / "in" / "0.txt").write_text("one caption\n\n  and   another \n")
+    (place / "in" / "1.json").write_text(json.dumps({"captions": ["from json", None, ""], "label": 4}))
+    (place / "in" / "2.txt").write_bytes(b"\xff\xfe not utf-8")
+    (place / "in" / "3.json").write_text('{"caption": "half a \\ud83d character"}')
+    (place / "in" / "9.txt").write_text("belongs to nothing")
+    lines = [{"file_name": "in/4.png", "text": "from jsonl"}, {"file_name": "in/gone.png", "text": "no image"}]
+    (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\nnot json\n")
+    data = prepare(str(place), tmp_path / "data", CONFIG)
+    found = sorted((texts, label) for texts, label in zip(Index.of(data).captions, Index.of(data).labels, strict=True))
+    assert found == [
+        ([], -1),
+        ([], -1),
+        ([], -1),
+        (["and another", "one caption"], -1),
+        (["from json"], 4),
+        (["from jsonl"], -1),
+    ]
+    assert data.config["rejected"] == {
+        "bad caption: not UTF-8": 2,
+        "bad caption: not a record with file_name": 1,
+        "caption without image": 2,
+    }
+
+
+def test_a_truncated_tar_gives_what_it_has(tmp_path: Path) -> None:
+    place = Path(tars(tmp_path / "source", pictures(60), count=1))
+    tar = place / "00000.tar"
+    tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
+    data = prepare(str(place), tmp_path / "data", CONFIG)
+    assert 20 < data.config["count"] < 40
+    assert data.config["rejected"]["broken tar"] == 1
+
+
+def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
+    early = prepare(folder(tmp_path / "a", pictures(100)), tmp_path / "early", CONFIG)
+    late_items = [
+        *pictures(50, first=100),
+        pictures(1)[0],
+        Item("x.png", pictures(1, 200)[0].content, "a purple thing"),
+    ]
+    config = PrepareConfig()
+    both = prepare(parquet(tmp_path / "b", late_items), tmp_path / "both", config, onto=tmp_path / "early")
+    assert both.manifest.parents == {"data": early.digest}
+    assert both.config["count"] == 151
+    assert both.config["latent"] == early.config["latent"]
+    assert both.config["text"] == early.config["text"]
+    for name in early.names("shards/"):
+        assert both.manifest.files[name] == early.manifest.files[name]
+    assert both.config["rejected"] == {"already in the data": 1, "bad caption: words no network knows": 1}
+    # a late sample is encoded exactly as it would have been in the first place
+    alone = prepare(folder(tmp_path / "c", pictures(150)), tmp_path / "alone", CONFIG)
+    old, new = Index.of(alone), Index.of(both)
+    assert new.ids[:100] == Index.of(early).ids
+    where = {identity: row for row, identity in enumerate(new.ids)}
+    rows = torch.tensor([where[identity] for identity in old.ids])
+    from atoll.data import LatentSpace
+
+    spaces = [LatentSpace.model_validate(data.config["latent"]) for data in (alone, both)]
+    images = [
+        Pixels().decode(space.restore(samples_of(data).latents(r)))
+        for space, data, r in ((spaces[0], alone, torch.arange(150)), (spaces[1], both, rows))
+    ]
+    assert torch.equal(*images)
+    assert [new.splits[r] for r in rows.tolist()] == old.splits.tolist()
+    with pytest.raises(UserError, match="its own settings hold"):
+        prepare(str(tmp_path / "b"), tmp_path / "no", CONFIG, onto=tmp_path / "early")
+    with pytest.raises(UserError, match="channels"):
+        prepare("digits", tmp_path / "no", onto=tmp_path / "early")
+
+
+def test_text_may_wait_for_training(tmp_path: Path) -> None:
+    """Captions stored as text give the same condition as captions embedded ahead."""
+    source = folder(tmp_path / "source", pictures(100))
+    cached = prepare(source, tmp_path / "cached", CONFIG)
+    online = prepare(source, tmp_path / "online", CONFIG.model_copy(update={"text": "online"}))
+    from atoll.data import TextSpace
+
+    space = TextSpace.model_validate(online.config["text"])
+    shards = [online.file(name) for name in online.names("shards/")]
+    rows = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    a = samples_of(cached).condition(rows, torch.rand(100))
+    b = ShardSet(shards, space).condition(rows, torch.rand(100))
+    assert a is not None
+    assert b is not None
+    assert torch.equal(a.tokens, b.tokens)
+    assert torch.equal(a.mask, b.mask)
+    with pytest.raises(UserError, match="captions as text"):
+        ShardSet(shards).condition(rows, torch.rand(100))
+    assert "empty.safetensors" in online.names()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_source_is_one_line(form: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder or file"):
+        prepare(str(tmp_path / "nothing"), tmp_path / "data")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no images"):
+        prepare(str(tmp_path / "empty"), tmp_path / "data", CONFIG)

@@ -14,7 +14,8 @@ from .evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate
 from .evaluation.report import write_report
 from .exchange.admit import admit
 from .islands.launch import Island, hand_out, run_islands
-from .partition.stage import PartitionConfig, partition
+from .partition.config import PartitionConfig
+from .partition.stage import partition
 from .planning.monolith import NAME as MONOLITH
 from .planning.monolith import plan_monolith
 from .planning.recipes import PlanConfig, recipe

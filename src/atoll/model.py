@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .artifacts import Store, UserError, canonical_json, find, sha256_bytes
 from .data.space import LatentSpace, TextSpace
-from .data.text import load_text_encoder
+from .data.text import text_encoder
 from .ensemble.load import Ensemble, load_ensemble
 from .ensemble.mixture import GuidanceWeights
 from .ensemble.routes import Route, parse_route
@@ -22,6 +22,7 @@ from .models.autoencoders import load_autoencoder
 from .process import Condition, Denoiser, LinearFlow
 from .sampling import generate, image_seeds
 
+DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents
 Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
 
 
@@ -58,7 +59,7 @@ class Model:
             if any(prompts):
                 raise UserError(f"--prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
             return None
-        return Condition(**load_text_encoder(self.text).encode(prompts))
+        return Condition(**text_encoder(self.text, str(self.device)).encode(prompts))
 
     def latents(
         self,
@@ -89,9 +90,12 @@ class Model:
             progress=progress,
         )
 
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents to images uint8 [N, C, H, W] on the CPU."""
-        return load_autoencoder(self.latent.autoencoder).decode(self.latent.restore(latents)).cpu()
+        autoencoder = load_autoencoder(self.latent.autoencoder)
+        parts = [autoencoder.decode(self.latent.restore(part)).cpu() for part in torch.split(latents, DECODE_BATCH)]
+        return torch.cat(parts)
 
     def generate(
         self,

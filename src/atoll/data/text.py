@@ -84,13 +84,6 @@ class Words:
         return ", ".join(known[:40]) + (f" and {len(known) - 40} more" if len(known) > 40 else "")
 
 
-def load_text_encoder(space: TextSpace) -> TextEncoder:
-    """The encoder that made a text space, to encode prompts with."""
-    if space.encoder == "words":
-        return Words(space)
-    raise UserError(f"text encoder {space.encoder!r}: not known to this atoll; use a newer one")
-
-
 def text_encoder(space: TextSpace, device: str = "cpu") -> TextEncoder:
     """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
     if space.kind == "words":

@@ -1,0 +1,27 @@
+"""The Ray engine gives what the local one gives, digest for digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from forms import tars
+from test_prepare import CONFIG, pictures
+
+from atoll.artifacts import UserError
+from atoll.data import prepare
+from atoll.data.engine import Ray, engine_named
+
+
+@pytest.mark.slow
+def test_ray_and_local_agree(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray: NOT TESTED HERE")
+    source = tars(tmp_path / "source", pictures(100))
+    local = prepare(source, tmp_path / "local", CONFIG)
+    remote = prepare(source, tmp_path / "remote", CONFIG, engine=Ray())
+    assert local.digest == remote.digest
+
+
+def test_an_unknown_engine_is_one_line() -> None:
+    with pytest.raises(UserError, match="--engine slurm: use local or ray"):
+        engine_named("slurm", 1, None)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forms import FORMS, Item
-from hostile import SIZE, corpus, encoded, picture
 from PIL import Image
 
 from atoll.artifacts import UserError
 from atoll.data import Index, PrepareConfig, prepare
 from atoll.data.images import to_pixels
 from atoll.data.sources import Sample
+from hostile_images import SIZE, corpus, encoded, picture
+from image_forms import FORMS, Item
 
 
 def sha(content: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,36 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forms import FORMS, Item, folder, parquet, shuffled, tars
-from hostile import encoded, picture
 from sklearn.datasets import load_digits
 
-from atoll.artifacts import Artifact, UserError
-from atoll.data import Index, Local, PrepareConfig, ShardSet, prepare
+from atoll.artifacts import UserError
+from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, prepare
 from atoll.data.sources import SourceConfig
 from atoll.models.autoencoders import Pixels
-
-CONFIG = PrepareConfig(size=16, features="pixels", shard_rows=40)
-
-
-def pictures(count: int, first: int = 0) -> list[Item]:
-    words = ("red", "green", "blue")
-    return [
-        Item(f"{i:03d}.png", encoded(picture(1000 + i, 20, 24), "PNG"), f"a {words[i % 3]} thing", i % 3)
-        for i in range(first, first + count)
-    ]
-
-
-def samples_of(data: Artifact) -> ShardSet:
-    return ShardSet([data.file(name) for name in data.names("shards/")])
+from image_forms import CONFIG, FORMS, Item, folder, parquet, pictures, samples_of, shuffled, tars
 
 
 def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
     data = prepare("digits", tmp_path / "data")
     index, samples = Index.of(data), samples_of(data)
     everything = torch.arange(len(samples))
-    from atoll.data import LatentSpace
-
     space = LatentSpace.model_validate(data.config["latent"])
     images = Pixels().decode(space.restore(samples.latents(everything)))
     real, labels = load_digits(return_X_y=True)
@@ -89,8 +73,6 @@ def test_order_names_storage_and_workers_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_labels_and_captions_are_joined_by_id(tmp_path: Path) -> None:
-    import hashlib
-
     items = pictures(100)
     data = prepare(tars(tmp_path / "source", shuffled(items, 4)), tmp_path / "data", CONFIG)
     index, samples = Index.of(data), samples_of(data)
@@ -256,8 +238,6 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
     assert new.ids[:100] == Index.of(early).ids
     where = {identity: row for row, identity in enumerate(new.ids)}
     rows = torch.tensor([where[identity] for identity in old.ids])
-    from atoll.data import LatentSpace
-
     spaces = [LatentSpace.model_validate(data.config["latent"]) for data in (alone, both)]
     images = [
         Pixels().decode(space.restore(samples_of(data).latents(r)))
@@ -276,8 +256,6 @@ def test_text_may_wait_for_training(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", pictures(100))
     cached = prepare(source, tmp_path / "cached", CONFIG)
     online = prepare(source, tmp_path / "online", CONFIG.model_copy(update={"text": "online"}))
-    from atoll.data import TextSpace
-
     space = TextSpace.model_validate(online.config["text"])
     shards = [online.file(name) for name in online.names("shards/")]
     rows = torch.randperm(100, generator=torch.Generator().manual_seed(0))

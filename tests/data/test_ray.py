@@ -9,8 +9,9 @@ from forms import tars
 from test_prepare import CONFIG, pictures
 
 from atoll.artifacts import UserError
-from atoll.data import prepare
+from atoll.data import Local, prepare
 from atoll.data.engine import Ray, engine_named
+from atoll.partition import PartitionConfig, partition
 
 
 @pytest.mark.slow
@@ -20,6 +21,11 @@ def test_ray_and_local_agree(tmp_path: Path) -> None:
     local = prepare(source, tmp_path / "local", CONFIG)
     remote = prepare(source, tmp_path / "remote", CONFIG, engine=Ray())
     assert local.digest == remote.digest
+    config = PartitionConfig(clusters=3)
+    cut = [
+        partition(tmp_path / "local", tmp_path / f"cut-{i}", config, engine=e) for i, e in enumerate((Local(), Ray()))
+    ]
+    assert cut[0].digest == cut[1].digest
 
 
 def test_an_unknown_engine_is_one_line() -> None:

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forms import FORMS
-from test_prepare import CONFIG, pictures, samples_of
 
 from atoll.artifacts import Artifact
 from atoll.data import Index, prepare
 from atoll.partition import PartitionConfig, partition
 from atoll.planning import plan
+from image_forms import CONFIG, FORMS, pictures, samples_of
 
 RCLONE = shutil.which("rclone") or str(Path(__import__("sys").executable).parent / "rclone")
 

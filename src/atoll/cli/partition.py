@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Store, find
+from ..data.engine import engine_named
 from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
 from .bars import bars
@@ -26,6 +27,9 @@ def partition(
     onto: Annotated[str | None, typer.Option(help="An older partition: keep its clusters, assign what is new")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of k-means [default: 0]")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of k-means [default: 1]")] = None,
+    engine: Annotated[str, typer.Option(help="Who assigns samples: local, or ray")] = "local",
+    workers: Annotated[int, typer.Option(help="Processes of the local engine")] = 1,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster [default: this machine]")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set cells=256; repeat it")] = None,
 ) -> None:
@@ -44,8 +48,9 @@ def partition(
     settings = read_settings(PartitionConfig(), file=config, flags=flags, overrides=[*unbound, *(set_ or ())])
     place = out or Store.at(data).parent.child("partition").url
     there = find(place) is not None
+    where = engine_named(engine, workers, ray_address)
     with bars() as progress:
-        made = partition_stage(data, place, settings, onto=onto, progress=progress)
+        made = partition_stage(data, place, settings, onto=onto, engine=where, progress=progress)
     sizes = [cluster["train"] for cluster in json.loads(made.read("sizes.json"))["clusters"]]
     quality = json.loads(made.read("quality.json"))
     typer.echo(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..artifacts import Artifact, Draft, Store, UserError, canonical_json, reuse
+from ..data.engine import Engine, Local, Workers
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
-from ..data.shards import ShardSet
+from ..data.shards import ShardSet, read_shard
 from ..data.space import LatentSpace
 from ..models.autoencoders import load_autoencoder
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
@@ -27,7 +29,6 @@ from .sheets import images_of, write_sheet
 
 KIND = "partition"
 SHEET_IMAGES = 40  # five rows; each has to be decoded from its latent
-ASSIGN_ROWS = 16_384  # features held in memory at a time
 
 
 def partition(
@@ -36,6 +37,7 @@ def partition(
     config: PartitionConfig = PartitionConfig(),
     *,
     onto: str | Path | Store | None = None,
+    engine: Engine = Local(),
     progress: Progress = silent,
 ) -> Artifact:
     """Cut the data artifact at `data` into clusters and write the partition artifact at `out`.
@@ -63,20 +65,19 @@ def partition(
             "use a smaller -k"
         )
 
-    if old is None:
-        rule = RULES[config.by](index, samples, config, progress)
-        assignment = assign(rule, index, samples, 0, config, progress)
-    else:
-        rule, before = old.rule, old.assignment(index)
-        late = assign(rule, index, samples, len(before), config, progress)
-        assignment = np.concatenate([before, late])
-    sizes = count_sizes(assignment, index.splits, config.clusters)
-    for k, size in enumerate(sizes):
-        if size["train"] == 0:
-            raise UserError(f"-k {config.clusters}: cluster {k} would have no training samples; use a smaller -k")
-
-    with Draft(out, KIND) as draft:
+    with Draft(out, KIND) as draft, engine.start() as workers:
+        rule = RULES[config.by](index, samples, config, progress) if old is None else old.rule
         save_file(rule, draft.folder / "centroids.safetensors")
+        if old is None:
+            assignment = assign(draft.folder / "centroids.safetensors", parent, index, 0, config, workers, progress)
+        else:
+            before = old.assignment(index)
+            late = assign(draft.folder / "centroids.safetensors", parent, index, len(before), config, workers, progress)
+            assignment = np.concatenate([before, late])
+        sizes = count_sizes(assignment, index.splits, config.clusters)
+        for k, size in enumerate(sizes):
+            if size["train"] == 0:
+                raise UserError(f"-k {config.clusters}: cluster {k} would have no training samples; use a smaller -k")
         (draft.folder / "sizes.json").write_bytes(canonical_json({"clusters": sizes}) + b"\n")
         write_assignment(draft.folder / "assignment.parquet", index, assignment)
         if old is not None:
@@ -145,31 +146,60 @@ RULES = {"features": by_features, "label": by_label, "random": by_random}
 
 
 def assign(
-    rule: Rule, index: Index, samples: ShardSet, first: int, config: PartitionConfig, progress: Progress
+    rule: Path,
+    data: Artifact,
+    index: Index,
+    first: int,
+    config: PartitionConfig,
+    workers: Workers,
+    progress: Progress,
 ) -> np.ndarray:
-    """Cluster int64 of the samples from row `first` on, by the rule of a partition."""
+    """Cluster int64 of the samples from row `first` on, by the rule of a partition, shard by shard.
+
+    A shard is assigned in one call with a fixed number of threads, so that it does not matter who does it.
+    """
+    shards = index.table["shard"].to_numpy()
+    names = data.names("shards/")
+    wanted = sorted(set(shards[first:].tolist()))
+    tasks = [AssignTask(number, data.file(names[number]), rule, config.threads) for number in wanted]
+    ids = index.ids
+    assignment = np.full(len(index) - first, -1, dtype=np.int64)
+    done = 0
+    for number, clusters in workers.map(assign_shard, tasks):
+        here = np.flatnonzero(shards == number)
+        if clusters is None:
+            seed, count = load_file(rule)["random"].tolist()
+            clusters = np.array([random_cluster(ids[row], seed, count) for row in here])
+        assignment[here - first] = clusters
+        done += len(here)
+        progress("assigning samples", done, len(assignment))
+    assert len(assignment) == 0 or assignment.min() >= 0, "a sample was left without a cluster"
+    return assignment
+
+
+@dataclass(frozen=True)
+class AssignTask:
+    """One shard of the data to assign by the rule in a file."""
+
+    number: int
+    shard: Path
+    rule: Path
+    threads: int
+
+
+def assign_shard(task: AssignTask) -> tuple[int, np.ndarray | None]:
+    """The shard's number and the cluster int64 of its samples; None where ids alone decide."""
+    rule, shard = load_file(task.rule), read_shard(task.shard)
     if "fine" in rule:
         clustering = Clustering(rule["fine"].numpy(), rule["coarse"].numpy())
-        return assign_by_features(clustering, samples, first, config.threads, progress)
+        return task.number, clustering.assign(shard["features"].numpy(), task.threads)[0]
     if "labels" in rule:
-        labels, table = index.labels[first:], rule["labels"].numpy()
+        labels, table = shard["labels"].numpy(), rule["labels"].numpy()
         strange = (labels < 0) | (labels >= len(table))
         if strange.any():
             raise UserError(f"--by label: {int(strange.sum())} samples have a label the partition has never seen")
-        return np.asarray(table[labels])
-    seed, clusters = rule["random"].tolist()
-    return np.array([random_cluster(identity, seed, clusters) for identity in index.ids[first:]], dtype=np.int64)
-
-
-def assign_by_features(
-    clustering: Clustering, samples: ShardSet, first: int, threads: int, progress: Progress
-) -> np.ndarray:
-    assignment = np.empty(len(samples) - first, dtype=np.int64)
-    for start in range(first, len(samples), ASSIGN_ROWS):
-        rows = torch.arange(start, min(start + ASSIGN_ROWS, len(samples)))
-        assignment[rows.numpy() - first] = clustering.assign(samples.features(rows).numpy(), threads)[0]
-        progress("assigning samples", int(rows[-1]) + 1 - first, len(samples) - first)
-    return assignment
+        return task.number, table[labels]
+    return task.number, None
 
 
 def random_cluster(identity: str, seed: int, clusters: int) -> int:

@@ -13,6 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from atoll.artifacts import Artifact
+from atoll.data import PrepareConfig, ShardSet
+from hostile_images import encoded, picture
+
+CONFIG = PrepareConfig(size=16, features="pixels", shard_rows=40)
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -22,6 +27,19 @@ class Item:
     content: bytes
     caption: str | None = None
     label: int | None = None
+
+
+def pictures(count: int, first: int = 0) -> list[Item]:
+    """Small pictures with a caption and a label, the same ones every time."""
+    words = ("red", "green", "blue")
+    return [
+        Item(f"{i:03d}.png", encoded(picture(1000 + i, 20, 24), "PNG"), f"a {words[i % 3]} thing", i % 3)
+        for i in range(first, first + count)
+    ]
+
+
+def samples_of(data: Artifact) -> ShardSet:
+    return ShardSet([data.file(name) for name in data.names("shards/")])
 
 
 def folder(place: Path, items: Sequence[Item]) -> str:

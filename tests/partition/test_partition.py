@@ -1,0 +1,139 @@
+"""A partition deals every sample out exactly once, and an island gets its own cluster and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from atoll.artifacts import Artifact, UserError
+from atoll.data import Index, PrepareConfig, ShardSet, prepare
+from atoll.partition import PartitionConfig, partition
+from atoll.partition.quality import telling_words
+
+
+def cluster_shards(cut: Artifact, k: int, split: str) -> ShardSet:
+    names = [name for name in cut.names(f"clusters/{k:02d}/{split}-")]
+    return ShardSet([cut.file(name) for name in names])
+
+
+def cluster_index(cut: Artifact, k: int) -> list[dict[str, object]]:
+    return pq.read_table(cut.file(f"clusters/{k:02d}/index.parquet")).to_pylist()
+
+
+@pytest.mark.parametrize("by", ["features", "label", "random"])
+def test_every_sample_is_dealt_out_once(by: str, digits: Artifact, tmp_path: Path) -> None:
+    config = PartitionConfig(clusters=8, by=by, shard_rows=100)  # type: ignore[arg-type]
+    cut = partition(digits.store, tmp_path / "cut", config)
+    index = Index.of(digits)
+    assignment = {row["id"]: row["cluster"] for row in pq.read_table(cut.file("assignment.parquet")).to_pylist()}
+    assert list(assignment) == index.ids
+    everything = ShardSet([digits.file(name) for name in digits.names("shards/")])
+    place = {identity: row for row, identity in enumerate(index.ids)}
+    seen: list[str] = []
+    for k in range(8):
+        rows = cluster_index(cut, k)
+        for split in ("train", "validation"):
+            mine = [row for row in rows if row["split"] == split]
+            shards = cluster_shards(cut, k, split)
+            assert len(shards) == len(mine)
+            here = torch.arange(len(mine))
+            there = torch.tensor([place[str(row["id"])] for row in mine])
+            assert torch.equal(shards.latents(here), everything.latents(there))
+            assert torch.equal(shards.labels(here), everything.labels(there))
+            a, b = (s.condition(r, torch.zeros(len(mine))) for s, r in ((shards, here), (everything, there)))
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a.tokens, b.tokens)
+            assert [index.captions[r] for r in there.tolist()] == [row["captions"] for row in mine]
+        assert all(assignment[row["id"]] == k for row in rows)
+        seen += [str(row["id"]) for row in rows]
+    # the holdout never leaves data/
+    assert sorted(seen) == sorted(i for i, s in zip(index.ids, index.splits, strict=True) if s != "holdout")
+    sizes = json.loads(cut.read("sizes.json"))["clusters"]
+    assert sum(sum(size.values()) for size in sizes) == len(index)
+    assert not any("features" in name for name in cut.names("clusters/"))
+
+
+def test_equal_work_has_equal_digests(digits: Artifact, tmp_path: Path) -> None:
+    a, b = (partition(digits.store, tmp_path / name) for name in "ab")
+    assert a.digest == b.digest
+    other = partition(digits.store, tmp_path / "c", PartitionConfig(seed=1))
+    assert other.digest != a.digest
+    assert partition(digits.store, tmp_path / "a").digest == a.digest
+    with pytest.raises(UserError, match=r"seed: 0 -> 1"):
+        partition(digits.store, tmp_path / "a", PartitionConfig(seed=1))
+
+
+def test_clusters_of_digits_are_digits(digits: Artifact, tmp_path: Path) -> None:
+    cut = partition(digits.store, tmp_path / "cut")
+    quality = json.loads(cut.read("quality.json"))
+    assert quality["nmi"]["clusters"] > 0.6
+    assert quality["nmi"]["random"] < 0.05
+    assert quality["balance"] <= 2.0
+    page = (tmp_path / "cut" / "partition.html").read_text()
+    assert page.count("data:image/png;base64,") == 8
+    assert "http" not in page.replace("http-equiv", ""), "the page must not need a network"
+    with Image.open(cut.file("sheets/00.png")) as sheet:
+        assert len(np.unique(np.asarray(sheet))) > 10
+
+
+@pytest.mark.parametrize(("k", "by", "words"), [(5000, "features", "larger than the"), (11, "label", "only 10 labels")])
+def test_too_many_clusters_is_one_line(k: int, by: str, words: str, digits: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        partition(digits.store, tmp_path / "cut", PartitionConfig(clusters=k, by=by))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_late_samples_join_the_clusters_there_are(tmp_path: Path) -> None:
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+    from forms import folder
+    from test_prepare import CONFIG, pictures
+
+    run = tmp_path / "run"
+    prepare(folder(tmp_path / "a", pictures(90)), run / "data", CONFIG)
+    prepare(folder(tmp_path / "b", pictures(60, first=90)), run / "data-2", PrepareConfig(), onto=run / "data")
+    old = partition(run / "data", run / "partition", PartitionConfig(clusters=3, shard_rows=20))
+    new = partition(run / "data-2", run / "partition-2", onto=run / "partition")
+    assert new.manifest.parents == {"data": Artifact.open(run / "data-2").digest, "partition": old.digest}
+    # orders and experts stay valid: same rule, and every old shard is there under its old name and digest
+    assert new.read("centroids.safetensors") == old.read("centroids.safetensors")
+    for name in old.names("clusters/"):
+        if name.endswith(".safetensors"):
+            assert new.manifest.files[name] == old.manifest.files[name]
+    before, after = (
+        {row["id"]: row["cluster"] for row in pq.read_table(cut.file("assignment.parquet")).to_pylist()}
+        for cut in (old, new)
+    )
+    assert len(after) == 150
+    assert before.items() <= after.items()
+    for k in range(3):
+        rows = cluster_index(new, k)
+        for split in ("train", "validation"):
+            shards = cluster_shards(new, k, split)
+            assert len(shards) == sum(row["split"] == split for row in rows)
+    data = Artifact.open(run / "data-2")
+    everything = ShardSet([data.file(name) for name in data.names("shards/")])
+    place = {identity: row for row, identity in enumerate(Index.of(data).ids)}
+    for k in range(3):
+        mine = [row for row in cluster_index(new, k) if row["split"] == "train"]
+        mine.sort(key=lambda row: (str(row["shard"]), int(str(row["row"]))))
+        there = torch.tensor([place[str(row["id"])] for row in mine])
+        assert torch.equal(cluster_shards(new, k, "train").latents(torch.arange(len(mine))), everything.latents(there))
+    with pytest.raises(UserError, match="was not prepared on top of its data"):
+        partition(run / "data", run / "no", onto=run / "partition")
+
+
+def test_words_that_set_a_cluster_apart() -> None:
+    captions = [["a photo of a cat"]] * 30 + [["a photo of a dog"]] * 30 + [["a photo of a rare okapi"]]
+    told = telling_words(captions, np.array([0] * 30 + [1] * 31), 2)
+    assert told[0][0] == "cat"
+    assert told[1][0] == "dog"
+    assert "photo" not in told[0] + told[1]

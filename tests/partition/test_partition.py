@@ -15,11 +15,11 @@ from atoll.artifacts import Artifact, UserError
 from atoll.data import Index, PrepareConfig, ShardSet, prepare
 from atoll.partition import PartitionConfig, partition
 from atoll.partition.quality import telling_words
+from image_forms import CONFIG, folder, pictures
 
 
 def cluster_shards(cut: Artifact, k: int, split: str) -> ShardSet:
-    names = [name for name in cut.names(f"clusters/{k:02d}/{split}-")]
-    return ShardSet([cut.file(name) for name in names])
+    return ShardSet([cut.file(name) for name in cut.names(f"clusters/{k:02d}/{split}-")])
 
 
 def cluster_index(cut: Artifact, k: int) -> list[dict[str, object]]:
@@ -91,12 +91,6 @@ def test_too_many_clusters_is_one_line(k: int, by: str, words: str, digits: Arti
 
 
 def test_late_samples_join_the_clusters_there_are(tmp_path: Path) -> None:
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-    from forms import folder
-    from test_prepare import CONFIG, pictures
-
     run = tmp_path / "run"
     prepare(folder(tmp_path / "a", pictures(90)), run / "data", CONFIG)
     prepare(folder(tmp_path / "b", pictures(60, first=90)), run / "data-2", PrepareConfig(), onto=run / "data")

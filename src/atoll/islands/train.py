@@ -17,7 +17,7 @@ from ..artifacts import Artifact, Store, UserError, check_relative, find, verify
 from ..data.order import sample_order
 from ..data.shards import ShardSet
 from ..models.dit import DiT
-from ..process import Condition, LinearFlow, NetworkDenoiser, fixed_times, velocity_error
+from ..process import Condition, LinearFlow, NetworkDenoiser, carries_only_noise, fixed_times, velocity_error
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
 from ..training.lock import only_one
@@ -27,6 +27,8 @@ from ..training.step import micro_batches, report_due, take_step
 from ..training.stopping import StopSignal
 from .expert import KIND, ExpertCard, bridged, read_expert_card, write_expert
 from .order import Order, read_order
+
+LIMITS = (100.0, 50.0, 20.0, 10.0, 5.0, 3.0)  # largest sigma/alpha a noise expert may be asked at
 
 
 def train(
@@ -99,6 +101,8 @@ def train(
                 on_progress(state.images, plan.images)
             checkpoints.keep(state, ledger, stop)
 
+    if validation is not None:
+        card = card.model_copy(update={"bridge_limit": validation.best_limit(state, card)})
     artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, {"order": order.digest()})
     log.write(event="finished", images=state.images)
     shutil.rmtree(out / "state", ignore_errors=True)
@@ -152,16 +156,30 @@ class Validation:
     t: Tensor
     condition: Condition | None
 
-    @torch.no_grad()
     def measure(self, state: TrainingState, card: ExpertCard) -> float:
         """The yardstick of process/objective.py for the averaged weights, mean over all triples."""
-        assert isinstance(state.module, DiT)
-        averaged = copy.deepcopy(state.module)
-        averaged.load_state_dict(state.averaged_weights())
-        device = next(averaged.parameters()).device
+        return self._error(averaged(state), card, self.t)
+
+    def best_limit(self, state: TrainingState, card: ExpertCard) -> float | None:
+        """The bridge's limit that gives the smallest yardstick where limits matter, at times near noise.
+
+        Only a kind proportional to eps is limited. How far such an expert can be trusted towards t = 1 depends on
+        how well it was trained, so it is measured.
+        """
+        if not carries_only_noise(card.kind, card.schedule):
+            return card.bridge_limit
+        network, noisy_end = averaged(state), 0.6 + 0.4 * self.t
+        errors = {
+            limit: self._error(network, card.model_copy(update={"bridge_limit": limit}), noisy_end) for limit in LIMITS
+        }
+        return min(errors, key=lambda limit: errors[limit])
+
+    @torch.no_grad()
+    def _error(self, network: DiT, card: ExpertCard, t: Tensor) -> float:
+        device = next(network.parameters()).device
         condition = None if self.condition is None else self.condition.to(device)
-        x0, eps, t = (value.to(device) for value in (self.x0, self.eps, self.t))
-        return velocity_error(bridged(averaged, card, LinearFlow()), x0, eps, t, condition).mean().item()
+        x0, eps, t = (value.to(device) for value in (self.x0, self.eps, t))
+        return velocity_error(bridged(network, card, LinearFlow()), x0, eps, t, condition).mean().item()
 
 
 def fixed_validation(order: Order, root: Store, times: int = 8, most: int = 256) -> Validation | None:
@@ -175,6 +193,14 @@ def fixed_validation(order: Order, root: Store, times: int = 8, most: int = 256)
     x0 = samples.latents(rows)
     eps = torch.randn(x0.shape, generator=generator(order.training.seed, "validation"))
     return Validation(x0, eps, fixed_times(times).repeat(count), samples.condition(rows, torch.zeros(len(rows))))
+
+
+def averaged(state: TrainingState) -> DiT:
+    """A copy of the network with the averaged weights."""
+    assert isinstance(state.module, DiT)
+    network = copy.deepcopy(state.module)
+    network.load_state_dict(state.averaged_weights())
+    return network
 
 
 def card_for(order: Order) -> ExpertCard:

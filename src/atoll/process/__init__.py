@@ -20,7 +20,7 @@ from .objective import (
     squared_error,
     velocity_error,
 )
-from .prediction import Kind, Prediction, coefficients, combine, convert, pair, x0_gain
+from .prediction import Kind, Prediction, carries_only_noise, coefficients, combine, convert, pair, x0_gain
 from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "TimeDensity",
     "Uniform",
     "Weighting",
+    "carries_only_noise",
     "coefficients",
     "combine",
     "convert",

@@ -63,4 +63,6 @@ def explain(error: ValidationError) -> str:
     shown = repr(first.get("input"))
     value = f" (got {shown if len(shown) <= 60 else shown[:57] + '...'})" if first["type"] != "missing" else ""
     more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{where}: {first['msg'].lower()}{value}{more}"
+    # pydantic begins with a capital; the rest may quote what the user wrote, and stays as it is
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message[:1].lower()}{message[1:]}{value}{more}"

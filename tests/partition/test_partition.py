@@ -50,7 +50,7 @@ def test_every_sample_is_dealt_out_once(by: str, digits: Artifact, tmp_path: Pat
             assert a is not None
             assert b is not None
             assert torch.equal(a.tokens, b.tokens)
-            assert [index.captions[r] for r in there.tolist()] == [row["captions"] for row in mine]
+            assert index.captions_of(there.numpy()) == [row["captions"] for row in mine]
         assert all(assignment[row["id"]] == k for row in rows)
         seen += [str(row["id"]) for row in rows]
     # the holdout never leaves data/

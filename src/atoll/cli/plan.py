@@ -53,6 +53,9 @@ def plan(
     state = "already there" if there else "planned"
     typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
     Console().print(table(orders))
+    busy = {job["island"] for job in orders.config["islands"]}
+    if idle := [island.name for island in machines if island.name not in busy]:
+        typer.echo(f"no cluster left for: {', '.join(idle)}")
 
 
 def table(orders: Artifact) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -49,20 +50,24 @@ class Index:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    @property
+    @cached_property
     def ids(self) -> list[str]:
         return list(self.table["id"].to_pylist())
 
-    @property
+    @cached_property
     def captions(self) -> list[list[str]]:
         return list(self.table["captions"].to_pylist())
 
-    @property
+    def captions_of(self, rows: np.ndarray) -> list[list[str]]:
+        """The captions of some rows, without reading those of all."""
+        return list(self.table["captions"].take(pa.array(rows)).to_pylist())
+
+    @cached_property
     def labels(self) -> np.ndarray:
         """int64 [N], -1 where there is none."""
         return np.asarray(self.table["label"].fill_null(-1).to_numpy(), dtype=np.int64)
 
-    @property
+    @cached_property
     def splits(self) -> np.ndarray:
         """Names of splits [N]."""
         return np.asarray(self.table["split"].to_pylist())

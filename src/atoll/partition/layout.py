@@ -43,22 +43,19 @@ INDEX_SCHEMA = pa.schema(
 
 @dataclass
 class _Writer:
-    """One split of one cluster: rows wait here until they fill a shard."""
+    """One split of one cluster: rows wait here until they fill a shard. Shards before `first` are there already."""
 
     folder: Path
     split: str
     shard_rows: int
-    written: int = 0  # shards there are; more than none on top of an older partition
+    first: int
+    full: int = 0
     waiting: list[dict[str, Tensor]] = field(default_factory=list)
-    places: list[tuple[str, int]] = field(default_factory=list)  # shard name and row of every sample given
 
     def add(self, part: dict[str, Tensor]) -> None:
         while len(part["labels"]):
             room = self.shard_rows - sum(len(p["labels"]) for p in self.waiting)
             taken = min(room, len(part["labels"]))
-            name = f"{self.split}-{self.written:05d}.safetensors"
-            start = self.shard_rows - room
-            self.places += [(name, start + i) for i in range(taken)]
             self.waiting.append(rows_of(part, torch.arange(taken)))
             part = rows_of(part, torch.arange(taken, len(part["labels"])))
             if taken == room:
@@ -66,8 +63,16 @@ class _Writer:
 
     def flush(self) -> None:
         if self.waiting:
-            write_shard(self.folder / f"{self.split}-{self.written:05d}.safetensors", join(self.waiting))
-            self.waiting, self.written = [], self.written + 1
+            write_shard(self.folder / self.name(self.full), join(self.waiting))
+            self.waiting, self.full = [], self.full + 1
+
+    def name(self, number: int) -> str:
+        return f"{self.split}-{self.first + number:05d}.safetensors"
+
+    def places(self, count: int) -> tuple[list[str], np.ndarray]:
+        """Shard names and rows of the first `count` samples given."""
+        shards, rows = np.divmod(np.arange(count), self.shard_rows)
+        return [self.name(number) for number in shards.tolist()], rows
 
 
 def rows_of(shard: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
@@ -121,7 +126,7 @@ class OldPartition:
     def assignment(self, index: Index) -> np.ndarray:
         """Cluster int64 of the old samples, which come first in the newer index."""
         table = pq.read_table(self.artifact.file("assignment.parquet"))
-        assert table["id"].to_pylist() == index.ids[: len(table)], "the newer data does not begin with the old"
+        assert table["id"].equals(index.table["id"].slice(0, len(table))), "the newer data does not begin with the old"
         return np.asarray(table["cluster"].to_numpy(), dtype=np.int64)
 
     def shards(self, cluster: int, split: str) -> list[str]:
@@ -193,12 +198,12 @@ def write_cluster_index(
             writer.write_table(before)
         for split in ("train", "validation"):
             rows = index.table.take(pa.array(np.flatnonzero(member & (index.splits == split))))
-            places = writers[k, split].places
+            names, places = writers[k, split].places(len(rows))
             columns = {
                 "id": rows["id"],
                 "split": rows["split"],
-                "shard": [name for name, _ in places],
-                "row": [row for _, row in places],
+                "shard": names,
+                "row": pa.array(places, pa.int32()),
                 "captions": rows["captions"],
                 "label": rows["label"],
             }

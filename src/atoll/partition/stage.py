@@ -28,6 +28,7 @@ from .report import write_report
 from .sheets import images_of, write_sheet
 
 KIND = "partition"
+DESCRIBED = 100_000  # training samples whose captions are read for the report
 SHEET_IMAGES = 40  # five rows; each has to be decoded from its latent
 
 
@@ -88,13 +89,14 @@ def partition(
         progress("measuring", 0, None)
         quality = measure(index, samples, assignment, sizes, config.seed)
         (draft.folder / "quality.json").write_bytes(canonical_json(quality) + b"\n")
+        described = index.rows("train")[:DESCRIBED]
         write_report(
             draft.folder / "partition.html",
             settings=settings,
             data=parent.config,
             sizes=sizes,
             quality=quality,
-            words=telling_words(index.captions, assignment, config.clusters),
+            words=telling_words(index.captions_of(described), assignment[described], config.clusters),
             sheets=draft.folder / "sheets",
         )
         return draft.commit(config=settings, parents=parents, licence=parent.manifest.licence)

@@ -1,0 +1,141 @@
+"""Plans from what contributors have: memory and time predicted, nothing promised that does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_plan import orders_of
+
+from atoll.artifacts import UserError
+from atoll.models.accounting import account
+from atoll.models.presets import preset
+from atoll.planning import plan, read_islands, recipe
+from atoll.planning.assign import match
+from atoll.planning.fit import fit
+from atoll.planning.islands import GPUS, Gpu, Island
+
+XL = preset("xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)
+
+
+def test_memory_agrees_with_what_was_measured() -> None:
+    """shared/findings/pilot.md: PixArt-XL/2, compiled, batch 32, without an average: 19.9 GiB on an H200."""
+    predicted = fit(XL, GPUS["H200"], 32)
+    assert predicted is not None
+    average = account(XL).average_bytes / 2**30
+    assert predicted.memory_gib - average == pytest.approx(19.9, rel=0.15)
+
+
+def test_speed_agrees_with_what_was_measured() -> None:
+    """The same table: 477 images/s compiled at batch 128, and 5,300 at batch 128 for 24M weights."""
+    large = fit(XL, GPUS["H200"], 128)
+    small = fit(preset("s/1", latent=(32, 8, 8), condition="labels", classes=200), GPUS["H200"], 128)
+    assert large is not None
+    assert small is not None
+    assert 477 / 1.5 < large.images_per_s < 477 * 1.5
+    assert small.images_per_s == pytest.approx(5_300, rel=0.2)
+
+
+@pytest.mark.parametrize("memory", [12, 16, 24, 48, 80])
+def test_the_micro_batch_is_the_largest_that_fits(memory: float) -> None:
+    found = fit(XL, Gpu(memory, 100), 128)
+    if found is None:
+        assert account(XL).fixed_bytes / 2**30 > memory - 3
+        return
+    assert found.memory_gib <= memory
+    assert 128 % found.micro_batch == 0
+    if found.micro_batch < 128:
+        larger = fit(XL, Gpu(1e9, 100), found.micro_batch * 2)
+        assert larger is not None
+        assert larger.memory_gib > memory
+
+
+def test_more_memory_never_means_less(tmp_path: Path) -> None:
+    sizes = [fit(XL, Gpu(memory, 100), 64) for memory in (10, 16, 24, 48, 141)]
+    batches = [0 if found is None else found.micro_batch for found in sizes]
+    assert batches == sorted(batches)
+    assert batches[0] == 0
+
+
+def islands_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "islands.yaml"
+    path.write_text(text)
+    return path
+
+
+FILE = """
+islands:
+  - {name: anna, gpu: RTX 4090, hours: 72, price: 0.40}
+  - {name: lab, gpu: A100-80GB, hours: 48, objective: ddpm, clusters: [0, 3]}
+  - {name: shed, memory: 12, tflops: 20, hours: 200, bfloat16: false}
+"""
+
+
+def test_orders_follow_from_the_islands(run: Path, tmp_path: Path) -> None:
+    islands = read_islands(islands_file(tmp_path, FILE))
+    made = plan(run / "data", run / "partition", run / "orders", recipe("small"), islands=islands)
+    orders, jobs = orders_of(run), made.config["islands"]
+    assert {job["island"] for job in jobs} == {"anna", "lab", "shed"}
+    hours: dict[str, float] = {}
+    for order, job in zip(orders, jobs, strict=True):
+        machine = next(i for i in islands if i.name == job["island"])
+        assert job["memory_gib"] <= machine.machine.memory
+        assert order.training.micro_batch == job["micro_batch"]
+        assert order.training.images == job["images"] <= recipe("small").training.images
+        assert order.training.images % order.training.batch == 0
+        assert order.training.precision == ("float32" if job["island"] == "shed" else "bfloat16")
+        hours[machine.name] = hours.get(machine.name, 0.0) + job["hours"]
+        if job["island"] == "anna":
+            assert job["cost"] == pytest.approx(0.40 * job["hours"], abs=0.01)
+    for island in islands:
+        assert hours[island.name] <= island.hours * 1.001
+    assert [jobs[k]["island"] for k in (0, 3)] == ["lab", "lab"]
+    assert all(order.objective.kind == "epsilon" for order in (orders[0], orders[3]))
+    # a stronger machine gets a larger network
+    width = {job["island"]: order.architecture.width for order, job in zip(orders, jobs, strict=True)}
+    assert width["lab"] >= width["anna"] >= width["shed"]
+
+
+def test_a_size_that_does_not_fit_is_refused_with_the_largest_that_does(run: Path) -> None:
+    islands = (Island(name="small", memory=12, tflops=50, hours=10, size="3b/2"),)
+    with pytest.raises(
+        UserError, match=r"--islands small: 3b/2 does not fit into 12 GiB; the largest that does is xl/2"
+    ):
+        plan(run / "data", run / "partition", run / "orders", recipe("small"), islands=islands)
+    assert not (run / "orders").exists()
+
+
+def test_work_is_shared_by_strength() -> None:
+    islands = [
+        Island(name="big", memory=80, tflops=300, hours=10),
+        Island(name="little", memory=24, tflops=100, hours=10),
+    ]
+    taken = [island.name for island in match(islands, [100] * 8).values()]
+    assert taken.count("big") == 6
+    assert taken.count("little") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("islands: []", "islands"),
+        ("islands: [{name: a, gpu: RTX 9999, hours: 1}]", "gpu 'RTX 9999' is not known"),
+        ("islands: [{name: a, hours: 1}]", "needs a gpu, or memory"),
+        ("islands: [{name: a, gpu: T4, hours: -1}]", "hours"),
+        ("islands: [{name: a, gpu: T4, hours: 1, ours: 2}]", "ours"),
+        ("islands: [{name: a, gpu: T4, hours: 1}, {name: a, gpu: T4, hours: 1}]", "the same name"),
+        ("islands: {", "not valid YAML"),
+        ("!!python/object/apply:os.system [echo]", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_one_line(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        read_islands(islands_file(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_clusters_nobody_takes() -> None:
+    with pytest.raises(UserError, match="nobody takes cluster 1"):
+        match([Island(name="a", gpu="T4", hours=1, clusters=(0,))], [10, 10])
+    with pytest.raises(UserError, match="cluster 7 does not exist"):
+        match([Island(name="a", gpu="T4", hours=1, clusters=(7,))], [10, 10])

@@ -1,0 +1,81 @@
+"""Orders: complete, valid, and what was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.artifacts import Artifact, UserError, sha256_file
+from atoll.data import ShardSet
+from atoll.islands.order import read_order
+from atoll.models.dit import DiT
+from atoll.planning import plan, recipe
+from atoll.planning.mix import assign_objectives
+from atoll.planning.recipes import OBJECTIVES
+from atoll.process import Kind
+
+
+def orders_of(run: Path):  # type: ignore[no-untyped-def]
+    made = Artifact.open(run / "orders", "orders")
+    return [read_order(str(run / "orders" / name))[0] for name in made.names()]
+
+
+def test_an_order_and_its_shards_are_all_an_island_needs(run: Path) -> None:
+    plan(run / "data", run / "partition", run / "orders")
+    orders = orders_of(run)
+    assert len(orders) == 8
+    assert Counter(order.objective.kind for order in orders) == {Kind.EPSILON: 2, Kind.VELOCITY: 6}
+    assert len({order.training.seed for order in orders}) == 8
+    for order in orders:
+        for shard in order.shards:
+            assert sha256_file(run / shard.path) == shard.sha256
+        samples = ShardSet([run / shard.path for shard in order.shards if shard.split == "train"], order.text)
+        rows = torch.arange(4)
+        network = DiT(order.architecture)
+        answer = network(samples.latents(rows), torch.full((4,), 0.5), samples.condition(rows, torch.zeros(4)))
+        assert answer.shape == (4, *order.latent.shape)
+
+
+def test_equal_plans_have_equal_digests_and_changes_are_refused(run: Path) -> None:
+    first = plan(run / "data", run / "partition", run / "orders")
+    assert plan(run / "data", run / "partition", run / "orders").digest == first.digest
+    config = recipe("digits")
+    changed = config.model_copy(update={"training": config.training.model_copy(update={"batch": 32})})
+    with pytest.raises(UserError, match=r"training\.batch: 64 -> 32"):
+        plan(run / "data", run / "partition", run / "orders", changed)
+    with pytest.raises(UserError, match="must lie beside the partition"):
+        plan(run / "data", run / "partition", run / "deeper" / "orders")
+
+
+def test_the_first_named_objective_goes_where_the_detail_is() -> None:
+    detail = [0.1, 0.9, 0.5, 0.7]
+    assert assign_objectives("2ddpm:2flow", OBJECTIVES, detail) == ["flow", "ddpm", "flow", "ddpm"]
+    assert assign_objectives("1flow:3ddpm", OBJECTIVES, detail) == ["ddpm", "flow", "ddpm", "ddpm"]
+    assert assign_objectives("flow,flow,ddpm,flow", OBJECTIVES, detail) == ["flow", "flow", "ddpm", "flow"]
+    assert Counter(assign_objectives(None, OBJECTIVES, [0.0] * 8)) == {"ddpm": 2, "flow": 6}
+    assert assign_objectives(None, OBJECTIVES, [0.0]) == ["flow"]
+
+
+@pytest.mark.parametrize(
+    ("mix", "words"),
+    [
+        ("2ddpm:7flow", "names 9 experts, the partition has 4 clusters"),
+        ("2edm:2flow", "unknown objective 'edm'; use ddpm, flow"),
+        ("nonsense", "unknown objective 'nonsense'"),
+        ("", "unknown objective ''"),
+    ],
+)
+def test_a_bad_mix_is_one_line(mix: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        assign_objectives(mix, OBJECTIVES, [0.0] * 4)
+
+
+def test_data_and_partition_must_belong_together(run: Path, tmp_path: Path) -> None:
+    from atoll.data import PrepareConfig, prepare
+
+    prepare("digits", tmp_path / "other", PrepareConfig(holdout=0.1))
+    with pytest.raises(UserError, match="was not made from"):
+        plan(tmp_path / "other", run / "partition", run / "orders")

@@ -43,7 +43,7 @@ def main() -> None:
     images.add_argument("--features", default="efficientnet-lite0")
     images.add_argument("--device", default="cpu")
     images.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    images.add_argument("--batch", type=int, default=64)
+    images.add_argument("--batch", type=int, default=None, help="images per call [default: prepare's own]")
     images.add_argument("--work", type=Path, default=None, help="keep the artifacts here")
     images.add_argument("--out", type=Path, required=True)
     kmeans = verbs.add_parser("kmeans", help="two-level k-means on synthetic features")

@@ -55,7 +55,9 @@ class PrepareConfig(BaseModel):
     validation: float = Field(default=0.05, ge=0, lt=1, description="share of the samples an island validates on")
     holdout: float = Field(default=0.05, ge=0, lt=1, description="share no island ever sees")
     shard_rows: int = Field(default=4096, gt=0, description="samples per shard, about")
-    batch: int = Field(default=64, gt=0, description="images per call of an encoder; part of the result's last bits")
+    batch: int | None = Field(
+        default=None, gt=0, description="images per call of an encoder, part of the last bits; None: 8, on a GPU 256"
+    )
     threads: int = Field(default=1, gt=0, description="CPU threads per worker; part of the result's last bits")
 
 
@@ -77,7 +79,7 @@ def prepare(
     """
     old = None if onto is None else Predecessor.open(onto)
     origin = open_source(source, config.source)
-    config = resolve(config, origin, old)
+    config = resolve(config, origin, old, device)
     assert config.size is not None, "resolved above"
     assert config.features is not None, "resolved above"
     image_shape = (origin.channels, config.size, config.size)
@@ -153,7 +155,7 @@ def prepare(
         return draft.commit(config=result, parents={} if old is None else {"data": old.artifact.digest})
 
 
-def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None) -> PrepareConfig:
+def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, device: str) -> PrepareConfig:
     """The settings with every default filled in; those of the older artifact, where there is one."""
     if old is not None:
         if config.model_copy(update={"source": SourceConfig()}) != PrepareConfig():
@@ -168,6 +170,8 @@ def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None) -> P
             "size": size,
             "smallest": config.smallest or max(1, size // 2),
             "features": config.features or origin.default_features,
+            # a core works fastest on what its cache holds, a GPU on what fills it
+            "batch": config.batch or (8 if device == "cpu" else 256),
         }
     )
 
@@ -181,6 +185,7 @@ def encode_tasks(
     config: PrepareConfig,
     old: Predecessor | None,
 ) -> list[EncodeTask]:
+    assert config.batch is not None, "resolved by prepare"
     return [
         EncodeTask(
             number=number,

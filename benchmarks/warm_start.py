@@ -321,17 +321,12 @@ def starts(plan: Plan, old: Trained, seed: int) -> dict[str, tuple[Trained, obje
     def generator() -> torch.Generator:
         return torch.Generator().manual_seed(seed)
 
-    # the other half of the classes means other labels: all of them start as the null label
-    other = dict(old.weights)
-    table = old.weights["conditioning.labels.weight"]
-    other["conditioning.labels.weight"] = table[-1:].expand_as(table).clone()
-    old = replace(old, weights=other)
-
     fresh = DiT(single, generator()).state_dict()
     trunk = {k: v for k, v in old.weights.items() if k.startswith("patches") or ".attention." in k or ".mlp." in k}
     untimed, _ = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator(), fit_time=False)
     fitted, report = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator())
     bridge, _ = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=generator())
+    unchanged, _ = warm_start(old, classic, DDPM.schedule, DDPM.kind, generator=generator())
     residuals = {entry.key: round(entry.residual, 3) for entry in report.entries if entry.residual is not None}
     print(f"residuals of the fit: {residuals}")
     return {
@@ -340,7 +335,7 @@ def starts(plan: Plan, old: Trained, seed: int) -> dict[str, tuple[Trained, obje
         "modulation": (untimed, own_loss(FLOW)),
         "fitted": (fitted, own_loss(FLOW)),
         "bridge": (bridge, bridged_loss(plan.limit)),
-        "classic": (Trained(classic, other, old.schedule, old.kind), bridged_loss(plan.limit)),
+        "classic": (unchanged, bridged_loss(plan.limit)),
     }
 
 

@@ -15,7 +15,6 @@ from ..convert.report import MEANING, Report
 from ..convert.source import Source, read_source
 from ..data.space import LatentSpace, TextSpace
 from ..islands.order import read_order
-from ..models.dit import DiTConfig
 from .bars import console
 from .describe import parse_latent
 
@@ -37,6 +36,9 @@ def convert(
     final: Annotated[
         str, typer.Option(help="Warm start, other objective: new final layer, or keep it and train through the bridge")
     ] = "new",
+    keep_labels: Annotated[
+        bool, typer.Option("--keep-labels", help="Warm start: class labels mean the same in the new data")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Warm start: seed of what is re-initialised")] = 0,
     licence: Annotated[str | None, typer.Option(help="Licence of the source, if it is not the official one")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads, if the width is of no known size")] = None,
@@ -62,7 +64,7 @@ def convert(
         raise UserError(f"--from {form}: use one of {', '.join(FORMS)}")
     shape = None if latent is None else parse_latent(latent)
     read = read_source(source, form, heads=heads, latent=shape, licence=licence, null_text=null_text)  # type: ignore[arg-type]
-    target, spaces = _target(read, order, objective, variant, text, text_length, classes, final, seed)
+    target, spaces = _target(read, order, objective, variant, text, text_length, classes, final, keep_labels, seed)
     if spaces is None:
         config = read.config if target is None else target.architecture
         spaces = stage.own_spaces(
@@ -85,6 +87,7 @@ def _target(
     text_length: int,
     classes: int | None,
     final: str,
+    keep_labels: bool,
     seed: int,
 ) -> tuple[stage.Target | None, tuple[LatentSpace, TextSpace | None] | None]:
     """What the flags ask for; None for a conversion as it is. An order brings its own latent and text space."""
@@ -104,17 +107,22 @@ def _target(
         if changes or objective is not None:
             raise UserError("--order says the architecture and objective; leave out --objective and the others")
         wanted, _ = read_order(order)
+        architecture = wanted.architecture
         schedule, kind = wanted.objective.schedule, wanted.objective.kind
-        target = stage.Target(architecture=wanted.architecture, schedule=schedule, kind=kind, final=layer, seed=seed)
-        return target, (wanted.latent, wanted.text)
-    if objective is None and not changes:
+        spaces = (wanted.latent, wanted.text)
+    elif objective is None and not changes:
         return None, None
-    schedule, kind = (source.schedule, source.kind) if objective is None else stage.parse_objective(objective)
-    try:
-        architecture: DiTConfig = replace(source.config, out_channels=None, **changes)
-    except ValueError as error:
-        raise UserError(f"warm start: {error}") from error
-    return stage.Target(architecture=architecture, schedule=schedule, kind=kind, final=layer, seed=seed), None
+    else:
+        spaces = None
+        schedule, kind = (source.schedule, source.kind) if objective is None else stage.parse_objective(objective)
+        try:
+            architecture = replace(source.config, out_channels=None, **changes)
+        except ValueError as error:
+            raise UserError(f"warm start: {error}") from error
+    target = stage.Target(
+        architecture=architecture, schedule=schedule, kind=kind, final=layer, keep_labels=keep_labels, seed=seed
+    )
+    return target, spaces
 
 
 def print_report(report: Report) -> None:

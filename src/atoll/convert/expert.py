@@ -49,6 +49,7 @@ class Target:
     schedule: AnySchedule
     kind: Kind
     final: FinalLayer = "new"
+    keep_labels: bool = False  # labels and words mean the same as in the source's data
     seed: int = 0
 
 
@@ -71,7 +72,8 @@ def convert(
     if target is not None:
         trained, changes = start_from(trained, target)
         report = follow(report, changes)
-        origin = f"warm start from a {origin}, {target.final} final layer, seed {target.seed}"
+        labels = "labels kept" if target.keep_labels else "labels new"
+        origin = f"warm start from a {origin}, {target.final} final layer, {labels}, seed {target.seed}"
         if source.non_commercial:
             origin += "; its weights are for non-commercial use only"
     for name, why in source.imported.dropped.items():
@@ -128,7 +130,9 @@ def start_from(trained: Trained, target: Target) -> tuple[Trained, Report]:
     kind = trained.kind if keep_process else target.kind
     generator = torch.Generator().manual_seed(target.seed)
     try:
-        return warm_start(trained, target.architecture, schedule, kind, generator=generator)
+        return warm_start(
+            trained, target.architecture, schedule, kind, generator=generator, keep_labels=target.keep_labels
+        )
     except ValueError as error:
         raise UserError(f"--from: {error}") from error
 

@@ -5,11 +5,15 @@ close as it can to the old one called without a condition at the time of *equal 
 
   time embedder   its last layer is fitted (ridge regression over t) to the old embedder at the matched time, with
                   the old null condition folded in
-  adaln -> single the shared map is the mean of the blocks' maps; each block's table is the mean over t of what
-                  is left; the spread around it is the residual
+  adaln -> single the shared map gives the mean of the blocks' modulations; each block's table is the mean over t of
+                  what is left; the spread around it is the residual
   single -> adaln every block gets the shared map, its table added to the bias: exact
   head            its modulation in the same way; its projection is kept where schedule and kind stay, else
                   zero: no final layer turns epsilon into a velocity, which needs the state itself
+
+A single head adds the conditioning vector itself to its shift and scale, which a classic head never had to bear: kept
+as it is, the vector would drown them. Where no label or word keeps its meaning the vector is therefore free, and is
+chosen to be what the old head wanted; the shared map is fitted to it.
 
 Residuals are relative root mean squares over t: 0 is exact.
 """
@@ -28,7 +32,8 @@ from .adapt import Trained, null_conditioning, null_vector, time_features
 from .report import Report
 
 FIT_TIMES = 2048
-RIDGE = 1e-6  # relative to the mean squared feature: enough to keep weights small, too little to bend the fit
+RIDGE = 1e-6  # of the mean squared feature: too little to bend a fit that starts from the old weights
+FIRM_RIDGE = 1e-3  # for maps that start from nothing: keeps their weights of ordinary size
 
 
 def warm_start(
@@ -38,16 +43,18 @@ def warm_start(
     kind: Kind,
     *,
     generator: torch.Generator,
+    keep_labels: bool = False,
     fit_time: bool = True,
 ) -> tuple[Trained, Report]:
     """Weights for a network of `config` to be trained for (schedule, kind), made from `old`, and the report.
 
-    Without `fit_time` the time embedder is kept as it is [HDDM], whatever noise level a time now means.
+    `keep_labels` says that labels and words mean the same in the new data; else each starts as the null one.
+    Without `fit_time` the embedder is asked at the new time itself, whatever noise level that now means [HDDM].
     """
     check_trunk(old.config, config)
     fresh = {name: value.detach() for name, value in DiT(config, generator).state_dict().items()}
     report = Report()
-    new = _Draft(old, config, fresh, report)
+    new = _Draft(old, config, fresh, report, keep_labels)
     new.keep_trunk()
     new.carry_condition()
     times = (torch.arange(FIT_TIMES, dtype=torch.float64) + 0.5) / FIT_TIMES
@@ -84,8 +91,14 @@ def check_trunk(old: DiTConfig, new: DiTConfig) -> None:
 class _Draft:
     """The new network's weights being gathered, each with its line in the report."""
 
-    def __init__(self, old: Trained, config: DiTConfig, fresh: dict[str, Tensor], report: Report) -> None:
+    def __init__(
+        self, old: Trained, config: DiTConfig, fresh: dict[str, Tensor], report: Report, keep_labels: bool
+    ) -> None:
         self.old, self.config, self.fresh, self.report = old, config, fresh, report
+        table = f"conditioning.{config.condition}.weight"
+        self.labels_kept = (
+            keep_labels and table in old.weights and table in fresh and old.weights[table].shape == fresh[table].shape
+        )
         self.weights: dict[str, Tensor] = {}
         self.used: set[str] = set()
 
@@ -126,8 +139,7 @@ class _Draft:
         """Label, word and text tables: kept where they mean the same, else fresh."""
         old, new = self.old.config, self.config
         for key in [k for k in self.fresh if k.startswith(("conditioning.labels", "conditioning.words"))]:
-            same = key in self.old.weights and self.old.weights[key].shape == self.fresh[key].shape
-            if same:
+            if self.labels_kept:
                 self.keep(key)
             elif key in self.old.weights:  # other labels: all of them start as the null label
                 null = self.old.weights[key][-1:]
@@ -148,7 +160,8 @@ class _Draft:
         # the null condition of the old network moves into the bias, that of the new one is taken out of it
         moved = null_vector(self.old.config, self.old.weights) - null_vector(self.config, self.weights)
         self.weights[bias] = (self.weights[bias].double() + moved).float()
-        if torch.allclose(times * self.config.time_scale, matched * self.old.config.time_scale):
+        same_time = torch.allclose(times * self.config.time_scale, matched * self.old.config.time_scale)
+        if same_time and not self.vector_is_free:
             self.used.add(weight)
             self.report.add(weight, self.old.source(weight), "kept")
             if bool(moved.any()):
@@ -157,15 +170,32 @@ class _Draft:
                 self.used.add(bias)
                 self.report.add(bias, self.old.source(bias), "kept")
             return
-        wanted = null_conditioning(self.old.config, self.old.weights, matched)
+        wanted = self.wanted_vector(matched)
         change = wanted - null_conditioning(self.config, self.weights, times)
-        d_weight, d_bias = ridge(time_features(self.config, self.weights, times), change)
+        strength = FIRM_RIDGE if self.vector_is_free else RIDGE
+        d_weight, d_bias = ridge(time_features(self.config, self.weights, times), change, strength)
         fitted_weight, fitted_bias = self.weights[weight].double() + d_weight, self.weights[bias].double() + d_bias
         self.weights |= {weight: fitted_weight.float(), bias: fitted_bias.float()}
         left = relative(null_conditioning(self.config, self.weights, times), wanted)
-        note = "fitted to the old embedder at the time of equal signal-to-noise"
+        note = "fitted to the old head" if self.vector_is_free else "fitted to the old embedder"
+        note += "" if same_time else " at the time of equal signal-to-noise"
         self.set(weight, fitted_weight, [weight], note, left)
         self.set(bias, fitted_bias, [bias], note, left)
+
+    @property
+    def vector_is_free(self) -> bool:
+        """The conditioning vector may be any curve of t: a single head is new, and no label or word is kept."""
+        variants = (self.old.config.variant, self.config.variant)
+        return variants == ("adaln", "adaln-single") and not self.labels_kept
+
+    def wanted_vector(self, matched: Tensor) -> Tensor:
+        """What the new conditioning vector shall be at the fit times: float64 [T, D]."""
+        vector = null_conditioning(self.old.config, self.old.weights, matched)
+        if not self.vector_is_free:
+            return vector
+        shift, scale = self._modulated("head.modulation", vector).chunk(2, dim=1)
+        both = (shift + scale) / 2.0  # one vector serves both, so their mean is the least-squares choice
+        return vector.mean(0) + both - both.mean(0)
 
     def carry_modulation(self, times: Tensor, matched: Tensor) -> None:
         old, variants = self.old, (self.old.config.variant, self.config.variant)
@@ -183,27 +213,27 @@ class _Draft:
 
     def _to_single(self, old_vector: Tensor, new_vector: Tensor) -> None:
         blocks = [f"blocks.{i}.modulation" for i in range(self.config.depth)]
-        shared = {
-            part: torch.stack([self.old.weights[f"{block}.{part}"].double() for block in blocks]).mean(0)
-            for part in ("weight", "bias")
-        }
-        everywhere = F.silu(new_vector) @ shared["weight"].T + shared["bias"]  # [T, 6 D]
-        for part, value in shared.items():
+        wanted = [self._modulated(block, old_vector) for block in blocks]  # each [T, 6 D]
+        mean = torch.stack(wanted).mean(0)
+        if self.vector_is_free:
+            weight, bias = ridge(F.silu(new_vector), mean, FIRM_RIDGE)
+        else:
+            weight, bias = (torch.stack([self._old(b, part) for b in blocks]).mean(0) for part in ("weight", "bias"))
+        everywhere = F.silu(new_vector) @ weight.T + bias
+        left = relative(everywhere, mean) if self.vector_is_free else None
+        for part, value in (("weight", weight), ("bias", bias)):
             sources = [f"{block}.{part}" for block in blocks]
-            self.set(f"conditioning.modulation.{part}", value, sources, "mean over the blocks", None)
+            self.set(f"conditioning.modulation.{part}", value, sources, "mean over the blocks", left)
         for i, block in enumerate(blocks):
-            wanted = F.silu(old_vector) @ self._old(block, "weight").T + self._old(block, "bias")
-            table = (wanted - everywhere).mean(0)
-            left = relative(everywhere + table, wanted)
-            note = "mean over t of what the shared map leaves"
-            self.set(f"blocks.{i}.table", table, [f"{block}.weight", f"{block}.bias"], note, left)
+            table = (wanted[i] - everywhere).mean(0)
+            sources, note = [f"{block}.weight", f"{block}.bias"], "mean over t of what the shared map leaves"
+            self.set(f"blocks.{i}.table", table, sources, note, relative(everywhere + table, wanted[i]))
 
-        head = "head.modulation"
-        wanted = F.silu(old_vector) @ self._old(head, "weight").T + self._old(head, "bias")  # [T, 2 D]
+        head = self._modulated("head.modulation", old_vector)  # [T, 2 D]
         twice = new_vector.repeat(1, 2)  # the single head adds the conditioning vector itself
-        table = (wanted - twice).mean(0)
-        sources = [f"{head}.weight", f"{head}.bias"]
-        self.set("head.table", table, sources, "mean over t", relative(twice + table, wanted))
+        table = (head - twice).mean(0)
+        sources = ["head.modulation.weight", "head.modulation.bias"]
+        self.set("head.table", table, sources, "mean over t", relative(twice + table, head))
 
     def _to_classic(self, old_vector: Tensor, new_vector: Tensor) -> None:
         shared = "conditioning.modulation"
@@ -214,7 +244,7 @@ class _Draft:
             self.set(f"{name}.bias", bias, [f"{shared}.bias", f"blocks.{i}.table"], note, None)
 
         wanted = old_vector.repeat(1, 2) + self.old.weights["head.table"].double().flatten()
-        weight, bias = ridge(F.silu(new_vector), wanted)
+        weight, bias = ridge(F.silu(new_vector), wanted, FIRM_RIDGE)
         left = relative(F.silu(new_vector) @ weight.T + bias, wanted)
         self.set("head.modulation.weight", weight, ["head.table"], "fitted over t", left)
         self.set("head.modulation.bias", bias, ["head.table"], "fitted over t", left)
@@ -229,13 +259,17 @@ class _Draft:
     def _old(self, layer: str, part: str) -> Tensor:
         return self.old.weights[f"{layer}.{part}"].double()
 
+    def _modulated(self, layer: str, vector: Tensor) -> Tensor:
+        """What a modulation of the old network gives for conditioning vectors [T, D]."""
+        return F.silu(vector) @ self._old(layer, "weight").T + self._old(layer, "bias")
 
-def ridge(features: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight [O, D] and bias [O] with the smallest squared error of features [T, D] -> wanted [T, O]."""
+
+def ridge(features: Tensor, wanted: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Weight [O, D] and bias [O] of the linear map features [T, D] -> wanted [T, O] with the least squared error."""
     mean, middle = features.mean(0), wanted.mean(0)
     centred = features - mean
     gram = centred.T @ centred
-    gram.diagonal().add_(RIDGE * gram.diagonal().mean().clamp(min=1e-12))
+    gram.diagonal().add_(strength * gram.diagonal().mean().clamp(min=1e-12))
     weight = torch.linalg.solve(gram, centred.T @ (wanted - middle)).T
     return weight, middle - weight @ mean
 

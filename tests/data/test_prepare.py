@@ -191,9 +191,7 @@ def test_captions_beside_the_image(tmp_path: Path) -> None:
     lines = [{"file_name": "in/4.png", "text": "from jsonl"}, {"file_name": "in/gone.png", "text": "no image"}]
     (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\nnot json\n")
     data = prepare(str(place), tmp_path / "data", CONFIG)
-    found = sorted(
-        (texts, label) for texts, label in zip(Index.of(data).captions, Index.of(data).labels, strict=True)
-    )
+    found = sorted((texts, label) for texts, label in zip(Index.of(data).captions, Index.of(data).labels, strict=True))
     assert found == [
         ([], -1),
         ([], -1),

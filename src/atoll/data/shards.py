@@ -95,9 +95,9 @@ class ShardSet:
     def __init__(self, paths: Sequence[Path], text: TextSpace | None = None) -> None:
         self._space = text
         self._shards = [read_shard(Path(path)) for path in paths]
-        self._ends = np.cumsum([len(shard["latents"]) for shard in self._shards], dtype=np.int64)
         for path, shard in zip(paths, self._shards, strict=True):
             check_shard(path, shard)
+        self._ends = np.cumsum([len(shard["latents"]) for shard in self._shards], dtype=np.int64)
         self._labelled = all(bool((shard["labels"] >= 0).all()) for shard in self._shards)
 
     def __len__(self) -> int:

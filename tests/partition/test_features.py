@@ -1,0 +1,88 @@
+"""Feature extractors on real weights and real images."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from atoll.artifacts import UserError
+from atoll.data import Index, PrepareConfig, prepare
+from atoll.partition import PartitionConfig, partition
+from atoll.partition.features import load_extractor
+
+
+def val_images(shared: Path, count: int) -> tuple[torch.Tensor, list[str]]:
+    table = pq.ParquetFile(shared / "datasets/tiny-imagenet/val-00000.parquet").read_row_group(0).slice(0, count)
+    images = [np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB")) for row in table.to_pylist()]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2), table["caption"].to_pylist()
+
+
+def test_pixels_are_averaged_down() -> None:
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat_interleave(2, -1).repeat_interleave(2, -2)
+    features = load_extractor("pixels", "cpu").extract(images)
+    torch.testing.assert_close(features, torch.arange(256).view(1, -1) / 255.0)
+
+
+@pytest.mark.shared
+def test_efficientnet_tells_classes_apart(shared: Path) -> None:
+    """Images of one class are nearer to each other than to others: the preprocessing is right."""
+    pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet_lite_pytorch: NOT TESTED HERE")
+    images, captions = val_images(shared, 3000)
+    chosen = [i for i, c in enumerate(captions) if c in sorted(set(captions))[:6]]
+    with torch.inference_mode():
+        features = load_extractor("efficientnet-lite0", "cpu").extract(images[chosen])
+    assert features.shape == (len(chosen), 1280)
+    unit = torch.nn.functional.normalize(features, dim=1)
+    near = (unit @ unit.T).fill_diagonal_(-1).argmax(1)
+    right = np.mean([captions[chosen[i]] == captions[chosen[int(j)]] for i, j in enumerate(near)])
+    assert right > 0.6, "chance is about 0.17"
+
+
+def test_dinov2_by_a_folder(tmp_path: Path) -> None:
+    """A tiny DINOv2 with random weights, saved and loaded as a real one is."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: NOT TESTED HERE")
+    torch.manual_seed(0)
+    config = transformers.Dinov2Config(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=28, patch_size=14, mlp_ratio=2
+    )
+    network = transformers.Dinov2Model(config).eval()
+    network.save_pretrained(tmp_path / "dino")
+    extractor = load_extractor(f"dinov2:{tmp_path / 'dino'}", "cpu")
+    assert extractor.id.startswith("dinov2:dino@")
+    images = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    with torch.inference_mode():
+        expected = network(pixel_values=(images / 255.0 - mean) / std).last_hidden_state[:, 0]
+        torch.testing.assert_close(extractor.extract(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_unknown_extractors_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--features vgg: not known"):
+        load_extractor("vgg", "cpu")
+    with pytest.raises(UserError, match="nowhere"):
+        load_extractor(f"dinov2:{tmp_path}/nowhere", "cpu")
+
+
+@pytest.mark.shared
+def test_clusters_of_real_images_know_their_labels(shared: Path, tmp_path: Path) -> None:
+    """500 Tiny ImageNet images through the whole of prepare and partition, against random and plain pixels."""
+    pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet_lite_pytorch: NOT TESTED HERE")
+    table = pq.read_table(shared / "datasets/tiny-imagenet/val-00000.parquet")
+    labels = table["label"].to_numpy()
+    chosen = np.flatnonzero(labels < 200)[labels % 20 == 0][:500]
+    (tmp_path / "source").mkdir()
+    pq.write_table(table.take(chosen), tmp_path / "source" / "some.parquet")
+    config = PrepareConfig(size=32, features="efficientnet-lite0")
+    data = prepare(str(tmp_path / "source"), tmp_path / "data", config)
+    assert len(Index.of(data)) == 500
+    cut = partition(tmp_path / "data", tmp_path / "partition", PartitionConfig(clusters=8))
+    nmi = json.loads(cut.read("quality.json"))["nmi"]
+    assert nmi["clusters"] > 2 * nmi["pixels"] > 0
+    assert nmi["clusters"] > 5 * nmi["random"]

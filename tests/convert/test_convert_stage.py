@@ -26,9 +26,12 @@ from atoll.convert.expert import Target, convert, own_spaces
 from atoll.convert.export import export
 from atoll.convert.source import Form, read_source
 from atoll.convert.warm_start import matched_time
+from atoll.data.space import LatentSpace, TextSpace
 from atoll.islands.expert import load_expert
+from atoll.islands.order import Order, ShardRef
 from atoll.models.dit import DiTConfig
-from atoll.process import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, pair
+from atoll.process import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, Objective, pair
+from atoll.training.plan import Training
 
 
 def save(folder: Path, form: Form) -> Path:
@@ -233,6 +236,44 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert command(capsys, "convert", str(tmp_path / "x"), "--from", "diffusers", "--out", str(tmp_path / "b"))[0] == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("w", "b")]
     assert weights[0] == weights[1]
+
+
+def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Architecture, objective, latent and text space come from the order."""
+    order = Order(
+        name="03",
+        cluster=3,
+        clusters=8,
+        data="0" * 64,
+        partition="1" * 64,
+        latent=LatentSpace(autoencoder="pixels", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(1.0,) * 4),
+        text=TextSpace(encoder="words", kind="words", length=2, width=None, vocabulary=("a", "cat")),
+        shards=(ShardRef(path="x.safetensors", sha256="2" * 64, split="train"),),
+        architecture=DiTConfig(
+            latent=(4, SIDE, SIDE), patch=2, width=32, depth=3, heads=2, condition="words", vocabulary=2
+        ),
+        objective=Objective(schedule=LinearFlow(), kind=Kind.VELOCITY),
+        training=Training(images=100, batch=10, learning_rate=1e-3, ema_images=10, seed=0),
+    )
+    (tmp_path / "03.json").write_bytes(order.to_bytes())
+    arguments = [
+        "--from",
+        "dit",
+        "--heads",
+        "2",
+        "--order",
+        str(tmp_path / "03.json"),
+        "--out",
+        str(tmp_path / "start"),
+    ]
+    code, _, err = command(capsys, "convert", str(save(tmp_path, "dit")), *arguments)
+    assert (code, err) == (0, "")
+    card = load_expert(tmp_path / "start").card
+    assert (card.architecture, card.latent, card.text) == (order.architecture, order.latent, order.text)
+    assert (card.schedule, card.kind) == (order.objective.schedule, order.objective.kind)
+    code, _, err = command(capsys, "convert", str(save(tmp_path, "dit")), *arguments, "--classes", "4")
+    assert code == 2
+    assert "--order says the architecture" in err
 
 
 @pytest.mark.parametrize(

@@ -277,3 +277,23 @@ def test_a_missing_source_is_one_line(form: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no images"):
         prepare(str(tmp_path / "empty"), tmp_path / "data", CONFIG)
+
+
+def test_what_is_neither_file_nor_folder_is_listed(tmp_path: Path) -> None:
+    place = Path(folder(tmp_path / "source", pictures(10)))
+    (tmp_path / "elsewhere.png").write_bytes(pictures(1, first=50)[0].content)
+    (place / "linked.png").symlink_to(tmp_path / "elsewhere.png")
+    (place / "broken.jpg").symlink_to(place / "gone.jpg")
+    os.mkfifo(place / "pipe.jpg")
+    (place / "loop").symlink_to(place, target_is_directory=True)
+    (place / ".hidden").write_text("not looked at")
+    data = prepare(str(place), tmp_path / "data", CONFIG)
+    assert data.config["count"] == 11
+    assert data.config["repeats"] == 0, "a link to its own folder is not entered again"
+    assert data.config["rejected"] == {"not a file": 2}
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    for device in ("cuda:17", "gpu"):
+        with pytest.raises(UserError, match=f"--device {device}: cannot be used here"):
+            prepare("digits", tmp_path / "data", device=device)

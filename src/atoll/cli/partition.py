@@ -18,18 +18,18 @@ from .settings import read_settings
 
 def partition(
     data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data")],
-    clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="How many clusters [default: 8]")] = None,
-    out: Annotated[str | None, typer.Option(help="Where it goes [default: `partition` beside the data]")] = None,
+    clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="How many clusters (default: 8)")] = None,
+    out: Annotated[str | None, typer.Option(help="Where it goes (default: `partition` beside the data)")] = None,
     by: Annotated[str | None, typer.Option(help="features, or the baselines label and random")] = None,
     balance: Annotated[
-        float | None, typer.Option(help="Largest over smallest cluster, at most [default: 2]; 0: no bound")
+        float | None, typer.Option(help="Largest over smallest cluster, at most (default: 2); 0: no bound")
     ] = None,
     onto: Annotated[str | None, typer.Option(help="An older partition: keep its clusters, assign what is new")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of k-means [default: 0]")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of k-means [default: 1]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of k-means (default: 0)")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of k-means (default: 1)")] = None,
     engine: Annotated[str, typer.Option(help="Who assigns samples: local, or ray")] = "local",
     workers: Annotated[int, typer.Option(help="Processes of the local engine")] = 1,
-    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster [default: this machine]")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster (default: this machine)")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set cells=256; repeat it")] = None,
 ) -> None:

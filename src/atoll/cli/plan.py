@@ -18,8 +18,8 @@ from .settings import read_settings
 
 def plan(
     data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data")],
-    partition: Annotated[str | None, typer.Option(help="The partition [default: `partition` beside the data]")] = None,
-    out: Annotated[str | None, typer.Option(help="Where the orders go [default: `orders` beside the data]")] = None,
+    partition: Annotated[str | None, typer.Option(help="The partition (default: `partition` beside the data)")] = None,
+    out: Annotated[str | None, typer.Option(help="Where the orders go (default: `orders` beside the data)")] = None,
     mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow, or one per cluster: ddpm,flow,...")] = None,
     islands: Annotated[
         Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")

@@ -20,7 +20,7 @@ def prepare(
         str, typer.Argument(help="digits, an image folder, tars, parquet, or a URL of these (s3://, hf://datasets/...)")
     ],
     out: Annotated[str, typer.Option(help="Where it goes: a folder, or a URL such as s3://bucket/run/data")],
-    size: Annotated[int | None, typer.Option(help="Side of the square images [default: 64; digits: 8]")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64; digits: 8)")] = None,
     autoencoder: Annotated[str | None, typer.Option(help="pixels, taef2, or a diffusers folder or id")] = None,
     features: Annotated[
         str | None, typer.Option(help="What clusters are made by: pixels, efficientnet-lite0, dinov2, dinov2:PLACE")
@@ -32,7 +32,7 @@ def prepare(
     onto: Annotated[str | None, typer.Option(help="An older data artifact to add these samples to")] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: a cluster that shares the folders")] = "local",
     workers: Annotated[int, typer.Option(help="Processes of the local engine; change the time, not the result")] = 1,
-    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster [default: this machine]")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster (default: this machine)")] = None,
     device: Annotated[str, typer.Option(help="Where the encoders run, such as cuda")] = "cpu",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set holdout=0.1; repeat it")] = None,

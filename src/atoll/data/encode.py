@@ -21,7 +21,7 @@ from torch import Tensor
 from ..artifacts import canonical_json, write_atomic
 from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
-from .gather import Slice, unite
+from .gather import Slice, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids
 from .shards import pack_captions, read_shard, write_shard
@@ -86,8 +86,7 @@ def encode(task: EncodeTask) -> int:
         },
         schema=SCHEMA,
     )
-    with pa.ipc.new_file(task.folder / f"{task.number:05d}.arrow", SCHEMA) as writer:
-        writer.write_table(table)
+    write_table(task.folder / f"{task.number:05d}.arrow", table)
     summary = {
         "count": count,
         "splits": {name: splits.count(name) for name in sorted(set(splits))},

@@ -15,6 +15,7 @@ together from a few slices, and no step ever holds more than a chunk or a shard 
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,14 +64,30 @@ class _Chunk:
     def write(self, stem: Path) -> None:
         order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
         ids = np.frombuffer(b"".join(self.ids[i] for i in order), dtype=np.uint8).reshape(-1, 32)
-        np.save(stem.with_suffix(".ids.npy"), ids)
-        np.save(stem.with_suffix(".pixels.npy"), np.stack([self.pixels[i] for i in order]))
+        write_array(stem.with_suffix(".ids.npy"), ids)
+        write_array(stem.with_suffix(".pixels.npy"), np.stack([self.pixels[i] for i in order]))
         table = pa.table(
             {"captions": [self.captions[i] for i in order], "label": [self.labels[i] for i in order]},
             schema=CHUNK_SCHEMA,
         )
-        with pa.ipc.new_file(stem.with_suffix(".arrow"), CHUNK_SCHEMA) as writer:
-            writer.write_table(table)
+        write_table(stem.with_suffix(".arrow"), table)
+
+
+# Whole files or none: a worker that outlived a killed run may still be writing the same chunk as the next run.
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    write_atomic(path, buffer.getvalue())
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """An arrow file, to be read by memory map."""
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_file(buffer, table.schema) as writer:
+        writer.write_table(table)
+    write_atomic(path, buffer.getvalue().to_pybytes())
 
 
 def gather(task: GatherTask) -> int:

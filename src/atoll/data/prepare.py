@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import (
@@ -77,6 +78,7 @@ def prepare(
     unfinished unit or shard. Memory does not grow with the data. With `onto`, the samples are added to those of
     an older data artifact, whose settings hold.
     """
+    check_device(device)
     old = None if onto is None else Predecessor.open(onto)
     origin = open_source(source, config.source)
     config = resolve(config, origin, old, device)
@@ -110,7 +112,9 @@ def prepare(
             rows += unit_rows
             progress("reading images", rows, None)
         if rows == 0:
-            raise UserError(f"{source}: none of its images can be used; {first_reject(chunks)}")
+            why = first_reject(chunks)
+            shutil.rmtree(draft.folder)  # nothing here is worth going on with
+            raise UserError(f"{source}: none of its images can be used; {why}")
 
         stems = chunk_stems(chunks)
         text = text_space(config.text_encoder, stems) if old is None else old.text
@@ -153,6 +157,14 @@ def prepare(
             "rejected": rejected,
         }
         return draft.commit(config=result, parents={} if old is None else {"data": old.artifact.digest})
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"--device {device}: cannot be used here ({first[:100]}); use cpu") from error
 
 
 def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, device: str) -> PrepareConfig:

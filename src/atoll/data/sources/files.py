@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from ...artifacts import UserError
 
@@ -22,15 +24,37 @@ def filesystem(place: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def walk(system: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-    """(folder, {name: info}) for every folder below `root`, both sorted; hidden ones are left out."""
-    waiting = [root]
+    """(folder, {name: info}) for every folder below `root`, both sorted; hidden ones are left out.
+
+    What is neither file nor folder (a broken link, a pipe) is among the files, with its type. Links to folders are
+    followed, but none is entered twice.
+    """
+    waiting, seen = [root], set[str]()
     while waiting:
         folder = waiting.pop()
-        entries = {PurePosixPath(e["name"]).name: e for e in system.ls(folder, detail=True)}
+        place = os.path.realpath(folder) if isinstance(system, LocalFileSystem) else folder
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            entries = {PurePosixPath(e["name"]).name: e for e in system.ls(folder, detail=True)}
+        except OSError as error:
+            raise UserError(
+                f"source {folder}: cannot be listed ({type(error).__name__}); check its permissions"
+            ) from error
         entries = {name: entries[name] for name in sorted(entries) if not name.startswith(".")}
-        yield folder, {name: info for name, info in entries.items() if info["type"] == "file"}
+        yield folder, {name: info for name, info in entries.items() if info["type"] != "directory"}
         folders = [f"{folder}/{name}" for name, info in entries.items() if info["type"] == "directory"]
         waiting += reversed(folders)
+
+
+def resolved(info: dict[str, Any]) -> dict[str, Any]:
+    """A link is what it leads to; fsspec calls every link `other`."""
+    if not info.get("islink"):
+        return info
+    path = Path(info["name"])
+    kind = "directory" if path.is_dir() else "file" if path.is_file() else "broken link"
+    return {**info, "type": kind}
 
 
 def files_of(place: str, ending: str) -> list[str]:

@@ -14,19 +14,22 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import fsspec
 
 from ..captions import Said, from_fields, from_json, from_text
-from .files import filesystem, fingerprint, walk
+from .files import filesystem, fingerprint, resolved, walk
 from .sample import Reject, Sample, Unit
 
 UNIT_FILES = 2048  # a worker's share of a large folder
 TEXTS = {".txt": from_text, ".json": from_json}
 RECORDS = ".jsonl"
+
+# what is said by file name, and (where, what) of the lines that are no good
+Records = tuple[dict[str, Said], list[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Folder:
         if self.labels == "given":
             return None
         system, root = filesystem(self.place)
-        entries = (e for e in system.ls(root, detail=True) if e["type"] == "directory")
+        entries = (e for e in map(resolved, system.ls(root, detail=True)) if e["type"] == "directory")
         names = (PurePosixPath(e["name"]).name for e in entries)
         return tuple(sorted(name for name in names if not name.startswith(".")))
 
@@ -78,31 +81,36 @@ class Folder:
         for name in files:
             if PurePosixPath(name).suffix.lower() in TEXTS:
                 texts[stem(name)].append(name)
+        records = {above: records_of(system, above) for above in folders_above(root, folder)}
         if unit.start == 0:
-            yield from self._left_over(system, root, folder, images, texts)
+            yield from self._left_over(system, root, folder, images, texts, records[folder])
         for name in images[unit.start : unit.stop]:
-            yield from self._one(system, root, folder, name, texts.get(stem(name), []))
+            path = f"{folder}/{name}"
+            shown = path.removeprefix(root).lstrip("/")
+            if files[name]["type"] != "file":
+                yield Reject(shown, "", "not a file", str(files[name]["type"]))
+                continue
+            try:
+                content = system.cat_file(path)
+                said = self._said(system, path, texts.get(stem(name), []))
+            except OSError as error:
+                yield Reject(shown, "", "unreadable", type(error).__name__)
+                continue
+            for above, (written, _) in records.items():
+                said += written.get(path.removeprefix(above).lstrip("/"), Said())
+            if self.classes is not None and "/" in shown:
+                said += Said(label=self.classes.index(shown.split("/")[0]))
+            sample = Sample(shown, content, said.captions, said.label)
+            yield sample
+            yield from (Reject(shown, sample.identity().hex(), trouble) for trouble in said.troubles)
 
-    def _one(
-        self, system: fsspec.AbstractFileSystem, root: str, folder: str, name: str, texts: list[str]
-    ) -> Iterator[Sample | Reject]:
-        path = f"{folder}/{name}"
-        shown = path.removeprefix(root).lstrip("/")
-        try:
-            content = system.cat_file(path)
-        except OSError as error:
-            yield Reject(shown, "", "unreadable", type(error).__name__)
-            return
+    def _said(self, system: fsspec.AbstractFileSystem, path: str, texts: list[str]) -> Said:
+        """What the files beside an image say about it."""
         said = Said()
         for text in texts:
-            said += TEXTS[PurePosixPath(text).suffix.lower()](system.cat_file(f"{folder}/{text}"))
-        for above in folders_above(root, folder):
-            said += records_of(system, above)[0].get(path.removeprefix(above).lstrip("/"), Said())
-        if self.classes is not None and "/" in shown:
-            said += Said(label=self.classes.index(shown.split("/")[0]))
-        sample = Sample(shown, content, said.captions, said.label)
-        yield sample
-        yield from (Reject(shown, sample.identity().hex(), trouble) for trouble in said.troubles)
+            read = TEXTS[PurePosixPath(text).suffix.lower()]
+            said += read(system.cat_file(f"{path.rpartition('/')[0]}/{text}"))
+        return said
 
     def _left_over(
         self,
@@ -111,16 +119,16 @@ class Folder:
         folder: str,
         images: list[str],
         texts: dict[str, list[str]],
+        records: Records,
     ) -> Iterator[Reject]:
         """Captions that belong to no image, and lines of a .jsonl that say nothing."""
         where = folder.removeprefix(root).lstrip("/")
         stems = {stem(name) for name in images}
         for text in sorted(name for key, names in texts.items() if key not in stems for name in names):
             yield Reject(f"{where}/{text}".lstrip("/"), "", "caption without image")
-        records, troubles = records_of(system, folder)
-        for line, trouble in troubles:
+        for line, trouble in records[1]:
             yield Reject(f"{where}/{line}".lstrip("/"), "", trouble)
-        for name in sorted(records):
+        for name in sorted(records[0]):
             if not system.exists(f"{folder}/{name}"):
                 yield Reject(f"{where}/{name}".lstrip("/"), "", "caption without image")
 
@@ -142,8 +150,7 @@ def folders_above(root: str, folder: str) -> Iterator[str]:
         folder = folder.rpartition("/")[0]
 
 
-@lru_cache(maxsize=64)
-def records_of(system: fsspec.AbstractFileSystem, folder: str) -> tuple[dict[str, Said], list[tuple[str, str]]]:
+def records_of(system: fsspec.AbstractFileSystem, folder: str) -> Records:
     """What the .jsonl files of a folder say, by file name relative to it; and the lines that are no good."""
     said: dict[str, Said] = {}
     troubles: list[tuple[str, str]] = []

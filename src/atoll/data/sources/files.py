@@ -42,7 +42,7 @@ def walk(system: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, di
             raise UserError(
                 f"source {folder}: cannot be listed ({type(error).__name__}); check its permissions"
             ) from error
-        entries = {name: entries[name] for name in sorted(entries) if not name.startswith(".")}
+        entries = {name: resolved(entries[name]) for name in sorted(entries) if not name.startswith(".")}
         yield folder, {name: info for name, info in entries.items() if info["type"] != "directory"}
         folders = [f"{folder}/{name}" for name, info in entries.items() if info["type"] == "directory"]
         waiting += reversed(folders)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from safetensors.torch import save_file
 
-from atoll.artifacts import find
+from atoll.artifacts import find, seal
 
 ATOLL = [sys.executable, "-m", "atoll"]
 
@@ -63,5 +66,13 @@ def digests(run: Path) -> dict[str, str]:
     return found
 
 
-def same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None = None, **card: object) -> Path:
+    """An expert folder as somebody with bad intentions or bad luck would hand it in, manifest and all."""
+    shutil.copytree(expert, place)
+    (place / "manifest.json").unlink()
+    content = json.loads((place / "expert.json").read_bytes()) | card
+    (place / "expert.json").write_text(json.dumps(content))
+    if weights is not None:
+        save_file(weights, place / "model.safetensors")
+    seal(place, "expert", config=content, parents={}, licence=None)
+    return place

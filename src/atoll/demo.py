@@ -35,7 +35,7 @@ class Size:
 
 
 def demo_size() -> Size:
-    return Size(recipe("digits"), router_images=76_800, samples=1000, steps=25)
+    return Size(recipe("digits"), router_images=76_800, samples=1000, steps=50)
 
 
 def tiny_size() -> Size:

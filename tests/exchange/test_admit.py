@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from atoll.artifacts import Artifact, Store, UserError, seal
 from atoll.ensemble.file import find_ensemble
@@ -16,7 +15,7 @@ from atoll.exchange.admit import GaussianDenoiser, admit
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
 from atoll.process import LinearFlow, noisy, velocity_error
-from runs import atoll
+from runs import atoll, resealed
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +39,6 @@ def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
     order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"gaussians": gaussians})})
     (run / "orders" / "01.json").write_bytes(order.to_bytes())
     return resealed(expert, tmp_path / f"for-{gaussians}", order=order.digest())
-
-
-def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None = None, **card: object) -> Path:
-    """An expert folder as somebody with bad intentions or bad luck would hand it in, manifest and all."""
-    shutil.copytree(expert, place)
-    (place / "manifest.json").unlink()
-    content = json.loads((place / "expert.json").read_bytes()) | card
-    (place / "expert.json").write_text(json.dumps(content))
-    if weights is not None:
-        save_file(weights, place / "model.safetensors")
-    seal(place, "expert", config=content, parents={}, licence=None)
-    return place
 
 
 def test_an_honest_expert_is_admitted_measured_and_named(run: Path, expert: Path, tmp_path: Path) -> None:

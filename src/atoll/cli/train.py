@@ -18,6 +18,7 @@ def train(
     order: Annotated[str, typer.Argument(help="The order file, on disk or an fsspec URL")],
     out: Annotated[Path, typer.Option(help="Folder for the expert; work in progress lies in its state/")],
     data: Annotated[str | None, typer.Option(help="Folder that holds the shards, if not the order's own run")] = None,
+    start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the state this often")] = 60.0,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
@@ -30,11 +31,13 @@ def train(
       atoll train orders/03.json --out my-expert
 
       atoll train 03.json --data ~/cluster-03 --out my-expert --device cuda:1
+
+      atoll train 03.json --start converted-dit --out my-expert
     """
     if tethered:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     if find(out) is not None:
-        island.train(order, out, data=data)  # checks that it is this order's
+        island.train(order, out, data=data, start=start)  # checks that it is this order's
         if not quiet:
             console.print(f"already there: [bold]{out}[/bold]")
         return
@@ -43,6 +46,7 @@ def train(
             order,
             out,
             data=data,
+            start=start,
             device=device,
             checkpoint_seconds=checkpoint_seconds,
             on_progress=lambda images, total: bar("training", images, total),

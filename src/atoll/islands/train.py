@@ -17,7 +17,7 @@ from ..artifacts import Artifact, Store, UserError, check_relative, find, verify
 from ..data.order import sample_order
 from ..data.shards import ShardSet
 from ..models.dit import DiT
-from ..process import Condition, LinearFlow, NetworkDenoiser, carries_only_noise, fixed_times, velocity_error
+from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
 from ..training.lock import only_one
@@ -25,8 +25,9 @@ from ..training.optimizer import adamw
 from ..training.seeds import generator, seed_from
 from ..training.step import micro_batches, report_due, take_step
 from ..training.stopping import StopSignal
-from .expert import KIND, ExpertCard, bridged, read_expert_card, write_expert
+from .expert import KIND, ExpertCard, bridged, write_expert
 from .order import Order, read_order
+from .start import card_for, learner, read_start
 
 LIMITS = (100.0, 50.0, 20.0, 10.0, 5.0, 3.0)  # largest sigma/alpha a noise expert may be asked at
 
@@ -36,19 +37,23 @@ def train(
     out: Path,
     *,
     data: str | Path | None = None,
+    start: str | Path | None = None,
     device: str | None = None,
     checkpoint_seconds: float = 60.0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Artifact:
     """Train the expert an order asks for and leave it in `out`.
 
-    Shards lie at their path relative to the run the order belongs to, or below `data`. Work in progress is in
-    `out/state/`; the same call goes on from there, bit for bit on a CPU, after any kind of death.
+    Shards lie at their path relative to the run the order belongs to, or below `data`. With `start` the weights of
+    that expert are trained on instead of random ones. Work in progress is in `out/state/`; the same call goes on from
+    there, bit for bit on a CPU, after any kind of death.
     `on_progress(images, total)` is called after every step.
     """
     order, run = read_order(order_place)
     plan = order.training
-    if (done := finished(out, order)) is not None:
+    grown_from = None if start is None else read_start(start, order)
+    parents = {"order": order.digest()} | ({} if grown_from is None else {"start": grown_from.digest})
+    if (done := finished(out, parents)) is not None:
         return done
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu":
@@ -62,19 +67,21 @@ def train(
 
     torch.manual_seed(seed_from(plan.seed, "weights"))
     network = DiT(order.architecture).to(device)
+    if grown_from is not None:
+        network.load_state_dict(grown_from.network.state_dict())
     state = TrainingState(
         module=network,
         optimizer=adamw(network, plan.learning_rate, plan.betas, plan.weight_decay),
         average=WeightAverage(network, plan.ema_images),
     )
     checkpoints = Checkpoints(out / "state", checkpoint_seconds)
-    checkpoints.begin(order.model_dump(mode="json"), "order")
+    checkpoints.begin(order.model_dump(mode="json") | {"parents": parents}, "order")
     ledger = checkpoints.restore(state)
     log = Log(out / "log.jsonl")
     log.write(event="start", images=state.images, device=device)
 
-    card = card_for(order)
-    denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
+    card = card_for(order, grown_from)
+    denoiser = learner(network, card, order)
     autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=plan.precision == "bfloat16")
     with only_one(out / "state"), StopSignal() as stop:
         while state.images < plan.images:
@@ -103,19 +110,19 @@ def train(
 
     if validation is not None:
         card = card.model_copy(update={"bridge_limit": validation.best_limit(state, card)})
-    artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, {"order": order.digest()})
+    artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, parents)
     log.write(event="finished", images=state.images)
     shutil.rmtree(out / "state", ignore_errors=True)
     return artifact
 
 
-def finished(out: Path, order: Order) -> Artifact | None:
-    """The expert already in `out`, if it is this order's."""
+def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
+    """The expert already in `out`, if it is of this order and this start."""
     artifact = find(out)
     if artifact is None:
         return None
-    if artifact.manifest.kind != KIND or read_expert_card(artifact).order != order.digest():
-        raise UserError(f"{out}: already holds an artifact of another order; choose another --out")
+    if artifact.manifest.kind != KIND or artifact.manifest.parents != parents:
+        raise UserError(f"{out}: already holds an artifact of another order or start; choose another --out")
     return artifact
 
 
@@ -201,22 +208,6 @@ def averaged(state: TrainingState) -> DiT:
     network = copy.deepcopy(state.module)
     network.load_state_dict(state.averaged_weights())
     return network
-
-
-def card_for(order: Order) -> ExpertCard:
-    """The card of the expert this order makes."""
-    return ExpertCard(
-        architecture=order.architecture,
-        schedule=order.objective.schedule,
-        kind=order.objective.kind,
-        latent=order.latent,
-        text=order.text,
-        cluster=order.cluster,
-        images=order.training.images,
-        order=order.digest(),
-        partition=order.partition,
-        licence=order.licence,
-    )
 
 
 class Log:

@@ -127,7 +127,7 @@ prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shar
 """
 
 
-@pytest.mark.parametrize(("function", "calls"), [("gather", 3), ("encode", 1), ("normalise", 1)])
+@pytest.mark.parametrize(("function", "calls"), [("gather", 3), ("encode", 9), ("normalise", 1)])
 def test_killed_and_run_again(function: str, calls: int, tmp_path: Path) -> None:
     """kill -9 in each of the three passes; what was finished is not done again, and the end is the same."""
     items = pictures(100)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from atoll.artifacts import UserError, sha256_file
 from atoll.data import ShardSet
-from atoll.data.shards import pack_captions, read_shard, unpack_captions, write_shard
-from atoll.partition.layout import join, rows_of
+from atoll.data.shards import join_shards, pack_captions, read_shard, unpack_captions, write_shard
+from atoll.partition.layout import rows_of
 
 
 def shard(count: int, first: int, captions: list[int] | None = None) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ def test_picking_and_joining_keep_captions_with_their_samples(tmp_path: Path) ->
     whole = shard(6, 0, [1, 0, 3, 2, 0, 1])
     whole |= pack_captions([f"text {int(t)}" for t in whole["tokens"][:, 0]])
     picked = [rows_of(whole, torch.tensor(rows, dtype=torch.int64)) for rows in ([5, 2], [], [1, 0, 3])]
-    again = join(picked)
+    again = join_shards(picked)
     order = [5, 2, 1, 0, 3]
     assert again["latents"][:, 0, 0, 0].tolist() == order
     counts = again["captions"].diff().tolist()

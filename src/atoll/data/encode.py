@@ -1,7 +1,8 @@
 """Second half of prepare: encode the images of one range of ids, and normalise when the statistics are known.
 
-Images are encoded in id order in batches of a fixed size with a fixed number of threads, so that a shard is the
-same bits whichever worker makes it and in whatever order the source was read.
+Images are encoded in id order in batches of a fixed size with a fixed number of threads, so that a piece is the
+same bits whichever worker makes it and in whatever order the source was read. A shard is a few pieces joined:
+pieces are small, so that there is work for every core and little to do again after a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..partition.features import load_extractor
 from .gather import Slice, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids
-from .shards import pack_captions, read_shard, write_shard
+from .shards import join_shards, pack_captions, read_shard, write_shard
 from .space import LatentSpace, TextSpace
 from .text import split_words, text_encoder
 
@@ -44,7 +45,7 @@ class Encoders:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One shard to encode into `folder`, not yet normalised. Ids in the index `known` are left out."""
+    """One piece of a shard to encode into `folder`, not yet normalised. Ids in the index `known` are left out."""
 
     number: int
     slices: tuple[Slice, ...]
@@ -59,7 +60,7 @@ class EncodeTask:
 
 
 def encode(task: EncodeTask) -> int:
-    """Encode one shard, unless an earlier run has finished it; the number of samples it holds."""
+    """Encode one piece, unless an earlier run has finished it; the number of samples it holds."""
     marker = task.folder / f"{task.number:05d}.json"
     if marker.exists():
         return int(json.loads(marker.read_bytes())["count"])
@@ -78,8 +79,8 @@ def encode(task: EncodeTask) -> int:
     table = pa.table(
         {
             "id": [identity.hex() for identity in gathered.ids],
-            "shard": [task.number] * count,
-            "row": list(range(count)),
+            "shard": [None] * count,  # not known yet: several pieces make a shard
+            "row": [None] * count,
             "captions": captions,
             "label": gathered.labels,
             "split": splits,
@@ -179,22 +180,19 @@ def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Seque
 
 @dataclass(frozen=True)
 class NormaliseTask:
-    """One encoded shard of `encoded` to normalise into `out`, where it is number `number`."""
+    """The encoded pieces of one shard, to be joined and normalised into `out`."""
 
-    encoded_number: int
-    number: int
-    encoded: Path
+    pieces: tuple[Path, ...]
     out: Path
     space: LatentSpace
 
 
 def normalise(task: NormaliseTask) -> int:
     """Write the final shard, unless it is there; the number of samples it holds."""
-    tensors = read_shard(task.encoded / f"{task.encoded_number:05d}.safetensors")
-    target = task.out / f"{task.number:05d}.safetensors"
-    if not target.exists():
-        write_shard(target, {**tensors, "latents": task.space.normalise(tensors["latents"])})
-    return len(tensors["labels"])
+    if not task.out.exists():
+        whole = join_shards([read_shard(piece) for piece in task.pieces])
+        write_shard(task.out, {**whole, "latents": task.space.normalise(whole["latents"])})
+    return len(read_shard(task.out)["labels"])
 
 
 @contextmanager

@@ -8,9 +8,9 @@ Each unit of the source is read by one worker into chunks of bounded size:
     chunks/00003.rejects.jsonl     what could not be used, and why
     chunks/00003.json              written last: this unit is done
 
-Ids are hashes, so a range of ids is a random part of the set whose size is known in advance: shard b of B takes
-the ids in [b, b + 1) / B of the whole range. Its rows lie together in every sorted chunk, so a shard is put
-together from a few slices, and no step ever holds more than a chunk or a shard in memory.
+Ids are hashes, so a range of ids is a random part of the set whose size is known in advance: part b of B takes
+the ids in [b, b + 1) / B of the whole range. Its rows lie together in every sorted chunk, so it is put together
+from a few slices, and no step ever holds more than a chunk or a shard in memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +131,9 @@ def read_rejects(folder: Path) -> Iterator[Reject]:
             yield Reject(**json.loads(line))
 
 
-def read_captions(stem: Path) -> pa.Table:
-    """Captions and labels of a chunk, by memory map."""
-    with pa.memory_map(str(stem.with_suffix(".arrow"))) as file:
+def read_table(path: Path) -> pa.Table:
+    """An arrow file, by memory map."""
+    with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 
 
@@ -145,18 +146,18 @@ class Slice:
     stop: int
 
 
-def slices_by_shard(stems: Sequence[Path], shards: int) -> list[list[Slice]]:
-    """For each of `shards` equal ranges of ids, where its rows lie."""
-    # the smallest first-eight-bytes of an id that belong to shard b: ceil(b 2^64 / shards)
-    edges = np.array([-(-b * 2**64 // shards) for b in range(shards)], dtype=np.uint64)
-    result: list[list[Slice]] = [[] for _ in range(shards)]
+def slices_by_range(stems: Sequence[Path], ranges: int) -> list[list[Slice]]:
+    """For each of `ranges` equal ranges of ids, where its rows lie."""
+    # the smallest first-eight-bytes of an id that belong to range b: ceil(b 2^64 / ranges)
+    edges = np.array([-(-b * 2**64 // ranges) for b in range(ranges)], dtype=np.uint64)
+    result: list[list[Slice]] = [[] for _ in range(ranges)]
     for stem in stems:
         ids = np.load(stem.with_suffix(".ids.npy"), mmap_mode="r")
         keys = np.ascontiguousarray(ids[:, :8]).view(">u8").ravel()
         bounds = [*np.searchsorted(keys, edges, side="left").tolist(), len(keys)]
-        for shard in range(shards):
-            if bounds[shard] < bounds[shard + 1]:
-                result[shard].append(Slice(stem, bounds[shard], bounds[shard + 1]))
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            if start < stop:
+                result[number].append(Slice(stem, start, stop))
     return result
 
 
@@ -195,7 +196,7 @@ def unite(slices: Sequence[Slice], image_shape: tuple[int, int, int]) -> Gathere
     labels: dict[bytes, set[int]] = {}
     for number, part in enumerate(slices):
         ids = np.load(part.stem.with_suffix(".ids.npy"), mmap_mode="r")[part.start : part.stop]
-        table = read_captions(part.stem).slice(part.start, part.stop - part.start)
+        table = read_table(part.stem.with_suffix(".arrow")).slice(part.start, part.stop - part.start)
         for row, (identity, texts, label) in enumerate(
             zip(map(bytes, ids), table["captions"].to_pylist(), table["label"].to_pylist(), strict=True)
         ):

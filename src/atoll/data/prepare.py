@@ -30,7 +30,7 @@ from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
-from .gather import GatherTask, chunk_stems, gather, read_captions, read_rejects, slices_by_shard
+from .gather import GatherTask, chunk_stems, gather, read_rejects, read_table, slices_by_range
 from .index import SCHEMA
 from .predecessor import Predecessor
 from .progress import Progress, silent
@@ -40,6 +40,7 @@ from .space import TextSpace
 from .text import Words, pretrained_space, text_encoder
 
 KIND = "data"
+PIECES = 8  # parts of a shard that are encoded one by one
 
 
 class PrepareConfig(BaseModel):
@@ -119,7 +120,8 @@ def prepare(
         stems = chunk_stems(chunks)
         text = text_space(config.text_encoder, stems) if old is None else old.text
         encoders = Encoders(config.autoencoder, config.features, text, config.text, device)
-        tasks = encode_tasks(stems, -(-rows // config.shard_rows), encoded, encoders, image_shape, config, old)
+        shards = -(-rows // config.shard_rows)
+        tasks = encode_tasks(stems, shards * PIECES, encoded, encoders, image_shape, config, old)
         count = 0
         for shard_count in workers.map(encode, tasks):
             count += shard_count
@@ -130,7 +132,14 @@ def prepare(
             raise UserError(f"{source}: {count} images leave none for training; add images or lower --holdout")
         space = latent_space(autoencoder.id, latent_shape, summaries) if old is None else old.latent
         first = 0 if old is None else len(old.shards)
-        targets = [NormaliseTask(t.number, first + t.number, encoded, draft.folder / "shards", space) for t in tasks]
+        targets = [
+            NormaliseTask(
+                tuple(encoded / f"{piece:05d}.safetensors" for piece in pieces_of(number)),
+                draft.folder / "shards" / f"{first + number:05d}.safetensors",
+                space,
+            )
+            for number in range(shards)
+        ]
         done = 0
         for shard_count in workers.map(normalise, targets):
             done += shard_count
@@ -138,7 +147,7 @@ def prepare(
 
         if old is not None:
             old.take_over(draft.folder)
-        write_index(draft.folder / "index.parquet", encoded, len(tasks), old)
+        write_index(draft.folder / "index.parquet", encoded, shards, old)
         if text is not None:
             # guidance and dropout may ask for it long after the encoder is gone
             write_shard(draft.folder / "empty.safetensors", text_encoder(text, device).encode([""]))
@@ -190,7 +199,7 @@ def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, devi
 
 def encode_tasks(
     stems: Sequence[Path],
-    shards: int,
+    pieces: int,
     folder: Path,
     encoders: Encoders,
     image_shape: tuple[int, int, int],
@@ -211,7 +220,7 @@ def encode_tasks(
             holdout=config.holdout,
             known=None if old is None else old.index,
         )
-        for number, slices in enumerate(slices_by_shard(stems, shards))
+        for number, slices in enumerate(slices_by_range(stems, pieces))
     ]
 
 
@@ -289,8 +298,13 @@ def text_space(name: str, stems: Sequence[Path]) -> TextSpace | None:
 
 def all_captions(stems: Sequence[Path]) -> Iterator[str]:
     for stem in stems:
-        for texts in read_captions(stem)["captions"].to_pylist():
+        for texts in read_table(stem.with_suffix(".arrow"))["captions"].to_pylist():
             yield from texts
+
+
+def pieces_of(shard: int) -> range:
+    """The numbers of the pieces that make a shard: their ranges of ids are parts of its range."""
+    return range(shard * PIECES, (shard + 1) * PIECES)
 
 
 def write_index(path: Path, encoded: Path, shards: int, old: Predecessor | None) -> None:
@@ -303,10 +317,12 @@ def write_index(path: Path, encoded: Path, shards: int, old: Predecessor | None)
                 for group in range(before.num_row_groups):
                     writer.write_table(before.read_row_group(group))
         for number in range(shards):
-            with pa.memory_map(str(encoded / f"{number:05d}.arrow")) as file:
-                table = pa.ipc.open_file(file).read_all()
-            shard = pa.array([first + number] * len(table), pa.int32())
-            writer.write_table(table.set_column(table.schema.get_field_index("shard"), "shard", shard))
+            table = pa.concat_tables(read_table(encoded / f"{piece:05d}.arrow") for piece in pieces_of(number))
+            places = {"shard": [first + number] * len(table), "row": range(len(table))}
+            for name, values in places.items():
+                column = table.schema.get_field_index(name)
+                table = table.set_column(column, SCHEMA.field(name), pa.array(values, pa.int32()))
+            writer.write_table(table.combine_chunks())
 
 
 def write_rejects(

@@ -29,6 +29,7 @@ from .space import TextSpace
 from .text import TextEncoder, text_encoder
 
 TEXT_FIELDS = ("tokens", "mask", "pooled")
+OFFSETS = ("captions", "caption_ends")  # count from the start of their own shard
 
 
 def pack_captions(captions: Sequence[str]) -> dict[str, Tensor]:
@@ -64,6 +65,18 @@ def read_shard(path: Path) -> dict[str, Tensor]:
         ) from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable shard ({error}); copy it again") from error
+
+
+def join_shards(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Several parts as one shard; caption offsets are shifted to go on where the last part ended."""
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name not in OFFSETS}
+    if "captions" in parts[0]:
+        counts = torch.cat([part["captions"].diff() for part in parts])
+        whole["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    if "caption_ends" in parts[0]:
+        shifts = np.cumsum([0, *(len(part["caption_text"]) for part in parts[:-1])]).tolist()
+        whole["caption_ends"] = torch.cat([p["caption_ends"] + shift for p, shift in zip(parts, shifts, strict=True)])
+    return whole
 
 
 def check_shard(path: Path, shard: Mapping[str, Tensor]) -> None:

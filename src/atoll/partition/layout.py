@@ -9,7 +9,6 @@ The holdout split is in none of them: it never leaves data/.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,10 +23,8 @@ from ..artifacts import Artifact, Store, UserError
 from ..data.index import Index
 from ..data.predecessor import link
 from ..data.progress import Progress
-from ..data.shards import TEXT_FIELDS, pack_captions, read_shard, unpack_captions, write_shard
+from ..data.shards import TEXT_FIELDS, join_shards, pack_captions, read_shard, unpack_captions, write_shard
 from .config import PartitionConfig
-
-OFFSETS = ("captions", "caption_ends")  # count from the start of their own shard
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -63,7 +60,7 @@ class _Writer:
 
     def flush(self) -> None:
         if self.waiting:
-            write_shard(self.folder / self.name(self.full), join(self.waiting))
+            write_shard(self.folder / self.name(self.full), join_shards(self.waiting))
             self.waiting, self.full = [], self.full + 1
 
     def name(self, number: int) -> str:
@@ -89,18 +86,6 @@ def rows_of(shard: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         if "caption_text" in shard:
             part |= pack_captions(unpack_captions(shard, text.tolist()))
     return part
-
-
-def join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Several parts as one shard; caption offsets are shifted to go on where the last part ended."""
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name not in OFFSETS}
-    if "captions" in parts[0]:
-        counts = torch.cat([part["captions"].diff() for part in parts])
-        whole["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    if "caption_ends" in parts[0]:
-        shifts = np.cumsum([0, *(len(part["caption_text"]) for part in parts[:-1])]).tolist()
-        whole["caption_ends"] = torch.cat([p["caption_ends"] + shift for p, shift in zip(parts, shifts, strict=True)])
-    return whole
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ TILE = 48  # pixels a side, at least; small images are enlarged by a whole facto
 def images_of(latents: Tensor, space: LatentSpace, autoencoder: Autoencoder) -> np.ndarray:
     """Normalised latents [N, C, H, W] as images uint8 [N, C, S, S]."""
     with torch.inference_mode():
-        return autoencoder.decode(space.restore(latents)).numpy()
+        # a few at a time: what a core's cache holds
+        parts = [autoencoder.decode(space.restore(part)) for part in latents.split(8)]
+    return torch.cat(parts).numpy()
 
 
 def contact_sheet(images: np.ndarray) -> Image.Image:

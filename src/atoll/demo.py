@@ -66,7 +66,8 @@ def demo(
 
     names = [f"{k:02d}" for k in range(8)]
     islands = [hand_out(run, name, run.path / "islands" / name) for name in names]
-    train_islands(islands, cores, show)
+    others = [hand_out_monolith(run, data, clusters, orders)] if compare else []
+    train_islands([*others, *islands], cores, show)
     for done, island in enumerate(islands):
         admit(run, island.expert)
         show("admitting experts", done + 1, len(islands))
@@ -75,13 +76,12 @@ def demo(
     register_router(run, router, "router")
     arms = arms_for(["top-1", "top-2"], [2.0])
     if compare:
-        train_monolith(run, data, clusters, orders, cores, show)
         fit_router(run, data, clusters, "router-blind", size, seed, blind=True, show=show)
         arms = comparison_arms()
 
     evaluation = evaluate(
         run,
-        EvaluationPlan(arms=arms, count=size.samples, seed=seed, steps=size.steps, threads=cores, feature_scale=16.0),
+        EvaluationPlan(arms=arms, count=size.samples, seed=seed, steps=size.steps, feature_scale=16.0),
         run,
         progress=lambda arm, done, total: show(f"painting {arm}", done, total),
     )
@@ -96,28 +96,25 @@ def comparison_arms() -> tuple[Arm, ...]:
     return arms_for(routes, guidances) + arms_for(["top-1", "top-2"], guidances, router="router-blind") + monolith
 
 
+def hand_out_monolith(run: Store, data: Artifact, clusters: Artifact, orders: PlanConfig) -> Island:
+    """One expert on everything, by DDM's protocol; `evaluate` finds it in RUN/islands/monolith/expert."""
+    folder = f"orders-{MONOLITH}"
+    plan_monolith(data.store, clusters.store, run.child(folder), orders)
+    return hand_out(run, MONOLITH, run.path / "islands" / MONOLITH, orders=folder)
+
+
 def train_islands(islands: list[Island], cores: int, show: Progress) -> None:
-    """All islands, as many at a time as there are cores, shown as one bar over all of their images."""
+    """All islands, the longest first and as many at a time as there are cores; one bar over all of their images."""
     seen = {island.name: island.images if island.done else 0 for island in islands}
     total = sum(island.images for island in islands)
 
     def on_progress(name: str, images: int, _: int) -> None:
         seen[name] = images
-        show(f"{len(islands)} islands" if len(islands) > 1 else f"the {name}", sum(seen.values()), total)
+        show(f"{len(islands)} islands", sum(seen.values()), total)
 
     run_islands(islands, parallel=cores, on_progress=on_progress)
     for island in islands:
         on_progress(island.name, island.images, total)
-
-
-def train_monolith(
-    run: Store, data: Artifact, clusters: Artifact, orders: PlanConfig, cores: int, show: Progress
-) -> None:
-    """One expert on everything, by DDM's protocol; `evaluate` finds it in RUN/islands/monolith/expert."""
-    folder = f"orders-{MONOLITH}"
-    plan_monolith(data.store, clusters.store, run.child(folder), orders, threads=cores)
-    island = hand_out(run, MONOLITH, run.path / "islands" / MONOLITH, orders=folder)
-    train_islands([island], 1, show)
 
 
 def fit_router(

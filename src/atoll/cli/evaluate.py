@@ -24,7 +24,7 @@ def evaluate(
     steps: Annotated[int, typer.Option(help="Solver steps", min=1)] = 25,
     solver: Annotated[str, typer.Option(help="How to integrate")] = "dpmpp_2m",
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 2,
+    threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     out: Annotated[str | None, typer.Option(help="Folder for the results [default: the run]")] = None,
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.

@@ -115,25 +115,29 @@ def rebalance(fine: np.ndarray, sizes: np.ndarray, coarse: np.ndarray, clusters:
     """Move cells between clusters until the largest is at most `bound` times the smallest.
 
     A move takes a cell out of the largest cluster or into the smallest one, never makes its new cluster as large as
-    the old one was, and is the one that costs least in squared distance per sample moved. Each move
-    lowers the sum of squared sizes, so the loop ends.
+    the old one was, and is the one that adds least squared distance per sample moved. Each move lowers the sum
+    of squared sizes, so the loop ends.
     """
-    coarse = coarse.copy()
-    mass = np.bincount(coarse, weights=sizes, minlength=clusters)
+    cells, coarse = fine.astype(np.float64), coarse.copy()
+    member = (coarse[None, :] == np.arange(clusters)[:, None]) * sizes.astype(np.float64)  # [K, F]
+    mass, total = member.sum(1), member @ cells
+    distance = squared_distances(cells, total / mass[:, None])  # [F, K]
+    every, length = np.arange(len(cells)), (cells**2).sum(1)
     while mass.max() > bound * mass.min():
-        centroids = centroids_of(fine, sizes, coarse, clusters)
-        cost = squared_distances(fine, centroids)  # [F, K]
-        cost = cost - cost[np.arange(len(fine)), coarse][:, None]
+        cost = distance - distance[every, coarse][:, None]
         allowed = mass[None, :] + sizes[:, None] < mass[coarse][:, None]
         allowed &= (coarse == mass.argmax())[:, None] | (np.arange(clusters) == mass.argmin())[None, :]
         if not allowed.any():
             raise UserError(
                 f"--balance {bound:g}: cannot be reached, the best is {mass.max() / mass.min():.3g} with "
-                f"{len(fine)} cells; raise it, or use more --cells or a smaller -k"
+                f"{len(fine)} cells; raise it, or use more cells (--set cells=N) or a smaller -k"
             )
         cell, target = np.unravel_index(np.where(allowed, cost, np.inf).argmin(), cost.shape)
-        mass[coarse[cell]] -= sizes[cell]
-        mass[target] += sizes[cell]
+        for cluster, sign in ((coarse[cell], -1.0), (target, 1.0)):
+            mass[cluster] += sign * sizes[cell]
+            total[cluster] += sign * sizes[cell] * cells[cell]
+            centre = total[cluster] / mass[cluster]
+            distance[:, cluster] = length - 2.0 * cells @ centre + centre @ centre
         coarse[cell] = target
     return coarse
 
@@ -146,14 +150,6 @@ def by_size(coarse: np.ndarray, sizes: np.ndarray, clusters: int) -> np.ndarray:
     rank = np.empty(clusters, dtype=np.int64)
     rank[order] = np.arange(clusters)
     return np.asarray(rank[coarse])
-
-
-def centroids_of(fine: np.ndarray, sizes: np.ndarray, coarse: np.ndarray, clusters: int) -> np.ndarray:
-    """Mean of the cells of each cluster, weighted by their sizes, float32 [K, D]."""
-    total = np.zeros((clusters, fine.shape[1]))
-    np.add.at(total, coarse, fine * sizes[:, None].astype(np.float64))
-    mean: np.ndarray = total / np.bincount(coarse, weights=sizes, minlength=clusters)[:, None]
-    return mean.astype(np.float32)
 
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:

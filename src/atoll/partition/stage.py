@@ -107,10 +107,11 @@ Rule = dict[str, Tensor]
 
 
 def by_features(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
-    """Two-level k-means. Ids are hashes, so the first training rows are a random sample to fit on."""
+    """Two-level k-means. Ids are hashes, so training rows at even distances are a random sample to fit on."""
     train = index.rows("train")
     cells = cells_for(len(train), config.clusters, config.cells)
-    fitted_on = torch.from_numpy(train[: cells * SAMPLE_PER_CELL])
+    count = min(len(train), cells * SAMPLE_PER_CELL)
+    fitted_on = torch.from_numpy(train[np.arange(count) * len(train) // count])
     progress("fitting clusters", 0, None)
     clustering = cluster(
         samples.features(fitted_on).numpy(),

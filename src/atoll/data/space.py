@@ -8,6 +8,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from ..artifacts import Artifact
+
 
 class LatentSpace(BaseModel):
     """Normalised latents: stored = (autoencoder latent - mean) / std, per channel."""
@@ -45,3 +47,9 @@ class TextSpace(BaseModel):
     length: int = Field(gt=0, description="most tokens in a caption")
     width: int | None = Field(None, description="width of an embedding; None for words")
     vocabulary: tuple[str, ...] | None = Field(None, description="the words by id; only for words")
+
+
+def text_space(data: Artifact) -> TextSpace | None:
+    """How the captions of a data artifact become conditions; None if it has no text."""
+    text = data.config["text"]
+    return None if text is None else TextSpace.model_validate(text)

@@ -125,9 +125,13 @@ def measure(job: dict[str, Any]) -> None:
         "sklearn-kmeans": sklearn_kmeans,
     }
     result = jobs[job["job"]](job)
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    cpu_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    if "count" in job and "seconds" in result:
+        # what a loaded machine does not change: images per second of processor time, start-up included
+        result |= {"cpu_s": round(cpu_seconds, 1), "images_per_cpu_s": round(job["count"] / cpu_seconds, 1)}
     shown = {name: job[name] for name in ("job", "count", "rows", "width", "threads") if name in job}
-    peak = {"peak_mib": own // 1024, "peak_mib_largest_worker": children // 1024}
+    peak = {"peak_mib": own.ru_maxrss // 1024, "peak_mib_largest_worker": children.ru_maxrss // 1024}
     print(json.dumps({**shown, **result, **peak}))
 
 

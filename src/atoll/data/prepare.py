@@ -129,7 +129,7 @@ def prepare(
 
         summaries = [json.loads((encoded / f"{task.number:05d}.json").read_bytes()) for task in tasks]
         if old is None and not sum(summary["values"] for summary in summaries):
-            raise UserError(f"{source}: {count} images leave none for training; add images or lower --holdout")
+            raise UserError(f"{source}: {count} images leave none for training; add images, or --set holdout=0")
         space = latent_space(autoencoder.id, latent_shape, summaries) if old is None else old.latent
         first = 0 if old is None else len(old.shards)
         targets = [

@@ -63,12 +63,14 @@ class Folder:
         units = []
         for folder, files in walk(system, root):
             images = list(images_among(files))
+            by_stem = defaultdict(list)
+            for name, info in files.items():
+                by_stem[stem(name)].append((name, info))
             # a folder of captions only still has to be read: its captions belong to nothing, and are listed
             for start in range(0, max(len(images), 1 if files else 0), UNIT_FILES):
                 stop = min(start + UNIT_FILES, len(images))
                 here = images[start:stop] if images else list(files)
-                known = {name: info for name, info in files.items() if stem(name) in {stem(n) for n in here}}
-                key = fingerprint([(folder, {}), *known.items()])
+                key = fingerprint([(folder, {}), *(entry for name in here for entry in by_stem[stem(name)])])
                 units.append(Unit(key, (folder.removeprefix(root),), start, stop))
         return units
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from atoll.artifacts import find, seal
 
+EXPERT_FILES = ["expert.json", "metrics.jsonl", "model.safetensors"]
 ATOLL = [sys.executable, "-m", "atoll"]
 
 
@@ -74,5 +75,5 @@ def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None 
     (place / "expert.json").write_text(json.dumps(content))
     if weights is not None:
         save_file(weights, place / "model.safetensors")
-    seal(place, "expert", config=content, parents={}, licence=None)
+    seal(place, EXPERT_FILES, "expert", config=content, parents={}, licence=None)
     return place

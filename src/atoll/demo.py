@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from .artifacts import Artifact, Store
+from .artifacts import Artifact, Store, find
 from .data.prepare import PrepareConfig, prepare
 from .data.progress import Progress
 from .ensemble.file import register_router
+from .evaluation.evaluate import MONOLITH as MONOLITH_EXPERT
 from .evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate
 from .evaluation.report import write_report
 from .exchange.admit import admit
@@ -22,6 +23,8 @@ from .planning.recipes import PlanConfig, recipe
 from .planning.stage import plan
 from .router.recipes import router_plan
 from .router.train import train_router
+
+DEVICE = "cpu"  # bit-exact everywhere, and fast enough for 8x8 images
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def demo(
 ) -> dict[str, Any]:
     """Make a run out of the built-in digits and return its evaluation; whatever is there already is kept."""
     size = size or demo_size()
+    compare = compare or find(run.child(*MONOLITH_EXPERT)) is not None  # what was compared once stays compared
     cores = min(2, os.cpu_count() or 1)
     orders = size.orders.model_copy(
         update={"mix": "2ddpm:6flow", "training": size.orders.training.model_copy(update={"seed": seed})}
@@ -83,6 +87,7 @@ def demo(
         run,
         EvaluationPlan(arms=arms, count=size.samples, seed=seed, steps=size.steps, feature_scale=16.0),
         run,
+        device=DEVICE,
         progress=lambda arm, done, total: show(f"painting {arm}", done, total),
     )
     write_report(run, evaluation, run)
@@ -112,7 +117,7 @@ def train_islands(islands: list[Island], cores: int, show: Progress) -> None:
         seen[name] = images
         show(f"{len(islands)} islands", sum(seen.values()), total)
 
-    run_islands(islands, parallel=cores, on_progress=on_progress)
+    run_islands(islands, parallel=cores, device=DEVICE, on_progress=on_progress)
     for island in islands:
         on_progress(island.name, island.images, total)
 
@@ -127,6 +132,7 @@ def fit_router(
         clusters,
         run.path / name,
         plan.model_copy(update={"training": training}),
+        device=DEVICE,
         checkpoint_seconds=5.0,
         on_progress=lambda images, total: show(f"the {name}", images, total),
     )

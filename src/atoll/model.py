@@ -22,6 +22,7 @@ from .models.autoencoders import load_autoencoder
 from .process import Condition, Denoiser, LinearFlow
 from .sampling import generate, image_seeds
 
+DEFAULT_SOLVER = "dpmpp_2m"
 DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents
 Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
 
@@ -53,13 +54,21 @@ class Model:
         assert route is not None
         return self.body.mixture(route, guidance_weights)
 
+    @property
+    def classes(self) -> int | None:
+        """How many class labels the networks read, for a model conditioned on labels instead of text."""
+        expert = self.body if isinstance(self.body, Expert) else self.body.experts[0]
+        return expert.card.architecture.classes
+
     def condition(self, prompts: Sequence[str]) -> Condition | None:
-        """Prompts as the condition the networks read; None for a model without text."""
-        if self.text is None:
-            if any(prompts):
-                raise UserError(f"--prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
-            return None
-        return Condition(**text_encoder(self.text, str(self.device)).encode(prompts))
+        """Prompts as the condition the networks read: text, or a class number; None for a model without either."""
+        if self.text is not None:
+            return Condition(**text_encoder(self.text, str(self.device)).encode(prompts))
+        if self.classes is not None:
+            return Condition(labels=torch.tensor([class_number(prompt, self.classes) for prompt in prompts]))
+        if any(prompts):
+            raise UserError(f"--prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
+        return None
 
     def latents(
         self,
@@ -69,7 +78,7 @@ class Model:
         steps: int = 50,
         guidance: float = 2.0,
         route: Route | None = None,
-        solver: str = "heun",
+        solver: str = DEFAULT_SOLVER,
         grid: str = "uniform",
         guidance_weights: GuidanceWeights = "own",
         batch: int = 64,
@@ -105,7 +114,7 @@ class Model:
         guidance: float = 2.0,
         route: str | None = None,
         seed: int | Sequence[int] = 0,
-        solver: str = "heun",
+        solver: str = DEFAULT_SOLVER,
         batch: int = 64,
     ) -> list[Image.Image]:
         """One image per prompt. Image i uses seed + i, or the i-th of a given list of seeds."""
@@ -124,6 +133,13 @@ class Model:
         """A route by name; the ensemble's default one for None."""
         name = route or self.default_route
         return None if name is None else parse_route(name)
+
+
+def class_number(prompt: str, classes: int) -> int:
+    """A prompt that is a class label."""
+    if not prompt.isdecimal() or int(prompt) >= classes:
+        raise UserError(f"--prompt {prompt!r}: this model reads a class number from 0 to {classes - 1}, not text")
+    return int(prompt)
 
 
 def to_pil(images: Tensor) -> list[Image.Image]:
@@ -149,7 +165,7 @@ def load(place: str | Path, *, router: str | None = None, device: str | None = N
         return Model(expert, expert.card.latent, expert.card.text, expert.digest, on)
     ensemble = load_ensemble(store, router, on)
     # the file names its own router; another one makes another model
-    digest = ensemble.file.digest()
+    digest = ensemble.file.model_digest()
     if router is not None:
         digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
     return Model(ensemble, ensemble.file.latent, ensemble.file.text, digest, on)

@@ -139,7 +139,8 @@ def test_seal_makes_a_working_folder_an_artifact(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "checkpoint").write_bytes(b"x")
     (tmp_path / "model").write_bytes(b"weights")
-    sealed = seal(tmp_path, "expert", config={}, parents={}, licence=None)
+    (tmp_path / "nohup.out").write_bytes(b"what the shell left here")
+    sealed = seal(tmp_path, ["model"], "expert", config={}, parents={}, licence=None)
     assert sealed.names() == ["model"]
     assert Artifact.open(tmp_path, "expert").digest == sealed.digest
 

@@ -15,7 +15,7 @@ from atoll.exchange.admit import GaussianDenoiser, admit
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
 from atoll.process import LinearFlow, noisy, velocity_error
-from runs import atoll, resealed
+from runs import EXPERT_FILES, atoll, resealed
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def bad(kind: str, expert: Path, place: Path) -> Path:
         folder = resealed(expert, place)
         (folder / "manifest.json").unlink()
         torch.save({"weights": torch.zeros(1)}, folder / "model.safetensors")
-        seal(folder, "expert", config={}, parents={}, licence=None)
+        seal(folder, EXPERT_FILES, "expert", config={}, parents={}, licence=None)
         return folder
     elif kind == "tampered":
         folder = resealed(expert, place)

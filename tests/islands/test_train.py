@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.artifacts import Artifact, Store, UserError, find
+from atoll.artifacts import Artifact, Store, UserError, find, only_one
 from atoll.data.shards import ShardSet
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
@@ -179,8 +179,6 @@ def test_a_corrupt_shard_is_refused_by_name(planned: Path, tmp_path: Path) -> No
 
 
 def test_two_processes_cannot_work_in_one_folder(planned: Path, tmp_path: Path) -> None:
-    from atoll.training.lock import only_one
-
     with only_one(tmp_path / "expert" / "state"):
         process = atoll("train", planned / "orders" / "00.json", "--out", tmp_path / "expert", check=False)
     assert process.returncode == 2

@@ -3,6 +3,7 @@
 from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
+from .lock import only_one
 from .manifest import FileEntry, Manifest, explain
 from .store import Store, check_relative, raise_if_disk_full, write_atomic
 
@@ -18,6 +19,7 @@ __all__ = [
     "differences",
     "explain",
     "find",
+    "only_one",
     "raise_if_disk_full",
     "reuse",
     "seal",

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Artifact:
             return self.store.download(name, entry.sha256)
         path = self.store.path / name
         if name not in self._verified:
-            verify_file(path, entry.sha256)
+            verify_file(path, entry.sha256, entry.bytes)
             self._verified.add(name)
         return path
 
@@ -86,10 +86,12 @@ def find(place: str | Path | Store) -> Artifact | None:
     return Artifact(store, manifest)
 
 
-def verify_file(path: Path, sha256: str) -> None:
-    """Refuse a file that is missing or differs from its digest."""
+def verify_file(path: Path, sha256: str, size: int | None = None) -> None:
+    """Refuse a file that is missing or differs from its digest, or from its size in bytes where that is known."""
     if not path.is_file():
         raise UserError(f"{path}: file is missing; copy it again or make the artifact again")
+    if size is not None and path.stat().st_size != size:
+        raise UserError(f"{path}: corrupt, {path.stat().st_size} bytes but the manifest says {size}; copy it again")
     found = sha256_file(path)
     if found != sha256:
         raise UserError(
@@ -131,7 +133,11 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         lines = []
         for key in sorted(old.keys() | new.keys()):
-            lines += differences(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
+            path = f"{where}.{key}" if where else str(key)
+            if key in old and key in new:
+                lines += differences(old[key], new[key], path)
+            else:
+                lines.append(f"{path}: {'new' if key in new else 'gone'}")
         return lines
     short = [text if len(text := canonical_json(value).decode()) <= 40 else text[:37] + "..." for value in (old, new)]
     return [f"{where or 'value'}: {short[0]} -> {short[1]}"]
@@ -176,13 +182,20 @@ class Draft:
         self, *, config: Mapping[str, Any], parents: Mapping[str, str] | None = None, licence: str | None = None
     ) -> Artifact:
         """Hash every file, write the manifest last, and put the folder in its place."""
-        manifest = describe(self.folder, self.kind, config, parents or {}, licence)
+        visible = [p for p in self.folder.rglob("*") if p.is_file() and not p.name.startswith(".")]
+        names = [path.relative_to(self.folder).as_posix() for path in visible]
+        listed = [name for name in names if name.split("/")[0] not in UNLISTED]
+        manifest = describe(self.folder, listed, self.kind, config, parents or {}, licence)
         write_provenance(self.folder)
         (self.folder / NAME).write_bytes(manifest.to_bytes())
         for path in [p for p in self.folder.rglob("*") if p.is_file()]:
             fsync_path(path)
+        if not self.store.is_local and self.store.exists(NAME):
+            raise UserError(f"{self.store}: already exists; choose another --out or remove it")
         if self.store.is_local:
             final = self.store.path
+            if final.is_file():
+                raise UserError(f"{final}: is a file; give a folder that does not exist yet")
             if final.exists() and any(final.iterdir()):
                 raise UserError(f"{final}: already exists; choose another --out or remove it")
             os.replace(self.folder, final)
@@ -201,10 +214,16 @@ class Draft:
 
 
 def seal(
-    folder: Path, kind: str, *, config: Mapping[str, Any], parents: Mapping[str, str], licence: str | None
+    folder: Path,
+    names: Sequence[str],
+    kind: str,
+    *,
+    config: Mapping[str, Any],
+    parents: Mapping[str, str],
+    licence: str | None,
 ) -> Artifact:
-    """Make the folder one has been working in an artifact: flush its files, then write the manifest, last."""
-    manifest = describe(folder, kind, config, parents, licence)
+    """Make these files of a working folder an artifact: flush them, then write the manifest, last."""
+    manifest = describe(folder, names, kind, config, parents, licence)
     for name in manifest.files:
         fsync_path(folder / name)
     write_provenance(folder)
@@ -213,14 +232,18 @@ def seal(
 
 
 def describe(
-    folder: Path, kind: str, config: Mapping[str, Any], parents: Mapping[str, str], licence: str | None
+    folder: Path,
+    names: Sequence[str],
+    kind: str,
+    config: Mapping[str, Any],
+    parents: Mapping[str, str],
+    licence: str | None,
 ) -> Manifest:
-    """The manifest of a folder as it lies there."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name.split("/")[0] not in UNLISTED and not path.name.startswith("."):
-            files[name] = FileEntry(sha256=sha256_file(path), bytes=path.stat().st_size)
+    """The manifest of these files as they lie there."""
+    files = {
+        name: FileEntry(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
+        for name in sorted(names)
+    }
     return Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, licence=licence)
 
 

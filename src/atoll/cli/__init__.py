@@ -6,6 +6,7 @@ Verbs are imported when they are asked for: torch takes seconds to load, and `at
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import sys
 from typing import NoReturn
@@ -61,6 +62,8 @@ def run_verb(verb: str, arguments: list[str]) -> None:
         fail(str(error), 2)
     except UsageError as error:
         fail(f"{error.format_message()} (see `atoll {verb} --help`)", 2)  # type: ignore[attr-defined]
+    except OSError as error:
+        fail(explain_os_error(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted; run the same command to go on", 130)
     except Exception as error:
@@ -69,6 +72,15 @@ def run_verb(verb: str, arguments: list[str]) -> None:
         if not isinstance(error, StopRequested):
             raise
         fail(str(error), 143)
+
+
+def explain_os_error(error: OSError) -> str:
+    """One line for what the user's disk or permissions will not allow; anything else is our bug."""
+    mendable = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+    if error.errno not in mendable:
+        raise error
+    place = error.filename or "the output"
+    return f"{place}: {(error.strerror or 'cannot be used').lower()}; mend that and run the same command again"
 
 
 def print_help() -> None:

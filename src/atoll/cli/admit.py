@@ -19,7 +19,8 @@ def admit(
     """Check each expert as a stranger's, measure it on data no island has seen, and add it to ensemble.json.
 
     Refused: another latent space or partition, wrong shapes, values that are not finite, digests that do not
-    match, an error on the holdout above a Gaussian's. Nothing is written for a refused expert.
+    match, files no expert has, an error on the holdout far above a Gaussian's (the order says how far). Nothing is
+    written for a refused expert.
 
     Example:
 

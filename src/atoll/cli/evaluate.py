@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, find
+from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.routes import parse_route
 from ..evaluation.evaluate import MONOLITH, Arm, EvaluationPlan, arms_for
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
+from ..model import DEFAULT_SOLVER
+from ..sampling import SOLVERS
 from .bars import bars, console
+from .sample import check_solver
 from .tables import print_evaluation
 
 
@@ -21,8 +24,8 @@ def evaluate(
     guidance: Annotated[list[float], typer.Option(help="Guidance scales to compare; repeat it")] = [2.0],  # noqa: B006
     router: Annotated[list[str], typer.Option(help="Other router folders to compare, such as router-blind")] = [],  # noqa: B006
     n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
-    steps: Annotated[int, typer.Option(help="Solver steps", min=1)] = 25,
-    solver: Annotated[str, typer.Option(help="How to integrate")] = "dpmpp_2m",
+    steps: Annotated[int, typer.Option(help="Solver steps", min=1)] = 50,
+    solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}")] = DEFAULT_SOLVER,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     out: Annotated[str | None, typer.Option(help="Folder for the results [default: the run]")] = None,
@@ -39,8 +42,11 @@ def evaluate(
     """
     for name in route:
         parse_route(name)
+    check_solver(solver)
     place = Store.at(run)
     results = Store.at(out or run)
+    if not results.is_local:
+        raise UserError(f"--out: results of {run} need a local folder; give one with --out")
     data = Artifact.open(place.child("data"), "data")
     arms = arms_for(route, guidance)
     for other in router:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, find
+from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.file import find_ensemble, register_router
 from ..router.recipes import router_plan
 from ..router.train import train_router
@@ -37,6 +37,8 @@ def router(
     data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
     plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=overrides)
     folder = Store.at(out) if out else place.child("router")
+    if not folder.is_local:
+        raise UserError(f"--out: a router is trained in a local folder; give one with --out and copy it to {run}")
     there = find(folder) is not None
     with bars() as bar:
         artifact = train_router(

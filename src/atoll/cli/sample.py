@@ -10,7 +10,7 @@ import typer
 from ..artifacts import UserError, find
 from ..ensemble.routes import parse_route
 from ..evaluation.samples import SampleSettings, write_samples
-from ..model import load
+from ..model import DEFAULT_SOLVER, load
 from ..sampling import SOLVERS
 from .bars import bars, console
 
@@ -23,7 +23,7 @@ def sample(
     steps: Annotated[int, typer.Option(help="Solver steps", min=1)] = 50,
     guidance: Annotated[float, typer.Option(help="Classifier-free guidance; 1 is none")] = 2.0,
     guidance_weights: Annotated[str, typer.Option(help="own (exact) or conditional (cheaper)")] = "own",
-    solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}")] = "dpmpp_2m",
+    solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}")] = DEFAULT_SOLVER,
     router: Annotated[str | None, typer.Option(help="Another router folder of the run, such as router-blind")] = None,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     batch: Annotated[int, typer.Option(help="Images per network call", min=1)] = 64,
@@ -43,18 +43,18 @@ def sample(
     """
     if route is not None:
         parse_route(route)  # before the model loads
-    if solver not in SOLVERS:
-        raise UserError(f"--solver {solver}: not known; use one of {', '.join(SOLVERS)}")
+    check_solver(solver)
     if guidance_weights not in ("own", "conditional"):
         raise UserError(f"--guidance-weights {guidance_weights}: use own or conditional")
     model = load(run, router=router, device=device)
-    if model.text is not None and not prompt:
+    conditional = model.text is not None or model.classes is not None
+    if conditional and not prompt:
         raise UserError('--prompt: missing; say what to paint, for example --prompt "a handwritten three"')
     settings = SampleSettings(
         prompts=tuple(text for text in prompt or [""] for _ in range(n)),
         seed=seed,
         steps=steps,
-        guidance=guidance if model.text is not None else 1.0,
+        guidance=guidance if conditional else 1.0,  # nothing to guide towards
         guidance_weights=guidance_weights,
         route=route or model.default_route,
         solver=solver,
@@ -65,3 +65,8 @@ def sample(
     with bars() as bar:
         write_samples(model, settings, out, progress=lambda done, total: bar("painting", done // steps, total // steps))
     console.print(f"{'already there' if there else f'{len(settings.prompts)} images'}: [bold]{out}/sheet.png[/bold]")
+
+
+def check_solver(name: str) -> None:
+    if name not in SOLVERS:
+        raise UserError(f"--solver {name}: not known; use one of {', '.join(SOLVERS)}")

@@ -63,7 +63,11 @@ def _artifacts(run: Store) -> list[dict[str, str]]:
                 f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}"
             ),
         }
-        rows.append(_row(stage, artifact.digest, facts[stage](artifact.config)))
+        fact = facts[stage](artifact.config)
+        ensemble = find_ensemble(run)
+        if stage == "router" and (ensemble is None or ensemble.router is None):
+            fact += f"; not registered yet: atoll router {run}, once an expert is admitted"
+        rows.append(_row(stage, artifact.digest, fact))
     return rows
 
 
@@ -74,7 +78,8 @@ def _experts(run: Store) -> list[dict[str, str]]:
     rows = []
     members = {member.cluster: member for member in ensemble.experts}
     for cluster in range(ensemble.clusters):
-        if (member := members.get(cluster)) is not None:
+        member = members.get(cluster)
+        if member is not None and find(run.child(*member.path.split("/"))) is not None:
             score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
             rows.append(_row(f"expert {cluster}", member.digest, f"{member.objective}{score}"))
         else:

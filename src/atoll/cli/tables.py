@@ -14,10 +14,10 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     table = Table(title="Quality", title_justify="left", header_style="bold")
     for column in ("model", "router", "route"):
         table.add_column(column)
-    for column in ("guidance", "recognised", "Frechet", "nearest real"):
+    for column in ("guidance", "right", "Frechet", "nearest"):
         table.add_column(column, justify="right")
     for arm in evaluation["arms"]:
-        router = "" if arm["model"] != "ensemble" else "blind" if arm["router"] else "sees the prompt"
+        router = "" if arm["model"] != "ensemble" else (arm["router"] or "own")
         recognised = "" if arm["recognised"] is None else f"{arm['recognised']:.1%}"
         table.add_row(
             arm["model"],
@@ -33,9 +33,13 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     table.add_section()
     real = f"{floors['nearest_leave_one_out_median']:.2f}"
     right = "" if accuracy is None else f"{accuracy:.1%}"
-    table.add_row("real: half against half", "", "", "", right, f"{floors['frechet_half_against_half']:.1f}", real)
-    table.add_row(f"real: {count:,} against all", "", "", "", "", f"{floors['frechet_count_against_all']:.1f}", "")
+    table.add_row("real, halves", "", "", "", right, f"{floors['frechet_half_against_half']:.1f}", real)
+    table.add_row(f"real, {count:,} of all", "", "", "", "", f"{floors['frechet_count_against_all']:.1f}", "")
     console.print(table)
+    console.print(
+        "[dim]right: recognised as what was asked for. Frechet: distance to the real images. nearest: median distance "
+        "to the nearest training image (real: to the nearest other one).[/dim]"
+    )
     for guidance, row in (evaluation["against_monolith"] or {}).items():
         word = "ahead of" if row["ratio"] <= 1 else "behind"
         console.print(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import find
+from ..artifacts import UserError, find
 from ..islands import train as island
 from .bars import bars, console
 
@@ -17,7 +17,7 @@ from .bars import bars, console
 def train(
     order: Annotated[str, typer.Argument(help="The order file, on disk or an fsspec URL")],
     out: Annotated[Path, typer.Option(help="Folder for the expert; work in progress lies in its state/")],
-    data: Annotated[str | None, typer.Option(help="Folder that holds the shards, if not the order's own run")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with the shards, if not the order's own run")] = None,
     start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the state this often")] = 60.0,
@@ -34,6 +34,8 @@ def train(
 
       atoll train 03.json --start converted-dit --out my-expert
     """
+    if "://" in str(out) or out.is_file():
+        raise UserError(f"--out {out}: give a local folder; send the finished one where it belongs")
     if tethered:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     if find(out) is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from pydantic import ValidationError
 
-from ..artifacts import Artifact, UserError, canonical_json, explain, reuse, write_atomic
+from ..artifacts import Artifact, UserError, canonical_json, explain, reuse
 from ..data.space import LatentSpace, TextSpace
 from ..islands.expert import KIND, ExpertCard, write_expert
 from ..models.dit import DiT, DiTConfig
@@ -101,8 +101,8 @@ def convert(
         raise UserError(f"--out {out}: is a file; give a folder that does not exist yet")
     out.mkdir(parents=True, exist_ok=True)
     record = {"source": {"form": source.form, "sha256": source.digest}, "origin": origin, "keys": report.as_json()}
-    write_atomic(out / REPORT, canonical_json(record) + b"\n")
-    return Conversion(write_expert(out, trained.weights, card, [], parents), card, report)
+    extra = {REPORT: canonical_json(record) + b"\n"}
+    return Conversion(write_expert(out, trained.weights, card, [], parents, extra), card, report)
 
 
 def in_our_convention(source: Source, report: Report) -> Trained:

@@ -6,11 +6,13 @@ digests. Everything else a run holds is immutable.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, explain, sha256_bytes
+from ..artifacts import Artifact, Store, UserError, canonical_json, explain, only_one, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..process import AnySchedule, LinearFlow
 
@@ -59,21 +61,16 @@ class EnsembleFile(BaseModel):
     predecessor: str | None = Field(None, description="digest of the version before this one")
 
     def digest(self) -> str:
+        """Of this version, its history included."""
         return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+
+    def model_digest(self) -> str:
+        """Of the model it names, whatever came before: the same experts admitted in any order are one model."""
+        return self.model_copy(update={"predecessor": None}).digest()
 
     def empty_clusters(self) -> list[int]:
         """Clusters no admitted expert holds."""
         return sorted(set(range(self.clusters)) - {member.cluster for member in self.experts})
-
-
-def register_router(run: Store, router: Artifact, name: str) -> EnsembleFile:
-    """Make a router the one the ensemble uses."""
-    file = find_ensemble(run)
-    if file is None:
-        raise UserError(f"{run}: holds no {NAME} to register the router in; admit an expert first")
-    if router.manifest.parents["partition"] != file.partition:
-        raise UserError(f"{router.store}: tells the clusters of another partition apart; train one for this run's")
-    return write_ensemble(run, file.model_copy(update={"router": RouterRef(path=name, digest=router.digest)}))
 
 
 def find_ensemble(run: Store) -> EnsembleFile | None:
@@ -88,12 +85,30 @@ def find_ensemble(run: Store) -> EnsembleFile | None:
         ) from error
 
 
-def write_ensemble(run: Store, file: EnsembleFile) -> EnsembleFile:
-    """Put a new version in place of the old one, which it names; an unchanged one is not written again."""
-    before = find_ensemble(run)
-    if before is not None:
-        if before.model_copy(update={"predecessor": None}) == file.model_copy(update={"predecessor": None}):
-            return before
-        file = file.model_copy(update={"predecessor": before.digest()})
-    run.write(NAME, file.model_dump_json(indent=2).encode() + b"\n")
-    return file
+def change_ensemble(run: Store, change: Callable[[EnsembleFile | None], EnsembleFile]) -> EnsembleFile:
+    """Replace the ensemble by `change(what it is now)`, one process at a time; the new version names the old one.
+
+    On an object store nobody can be made to wait: let one organiser at a time admit there.
+    """
+    with only_one(run.path, wait=True) if run.is_local else nullcontext():
+        before = find_ensemble(run)
+        after = change(before).model_copy(update={"predecessor": None})
+        if before is not None:
+            if after == before.model_copy(update={"predecessor": None}):
+                return before
+            after = after.model_copy(update={"predecessor": before.digest()})
+        run.write(NAME, after.model_dump_json(indent=2).encode() + b"\n")
+        return after
+
+
+def register_router(run: Store, router: Artifact, name: str) -> EnsembleFile:
+    """Make a router the one the ensemble uses."""
+
+    def change(file: EnsembleFile | None) -> EnsembleFile:
+        if file is None:
+            raise UserError(f"{run}: holds no {NAME} to register the router in; admit an expert first")
+        if router.manifest.parents["partition"] != file.partition:
+            raise UserError(f"{router.store}: tells the clusters of another partition apart; train one for this run's")
+        return file.model_copy(update={"router": RouterRef(path=name, digest=router.digest)})
+
+    return change_ensemble(run, change)

@@ -15,10 +15,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..artifacts import Artifact, Store
+from ..artifacts import Artifact, Store, canonical_json, sha256_bytes
 from ..data.index import Index
 from ..data.shards import ShardSet
-from ..model import load
+from ..model import DEFAULT_SOLVER, load
 from ..partition.features import load_extractor
 from .metrics import Features, Recogniser, frechet_distance, nearest_distances
 from .samples import SampleSettings, read_samples, write_samples
@@ -32,7 +32,7 @@ class Arm(BaseModel):
     """One way to sample: a model of the run, a router, a route and a guidance scale."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="folder of its samples below samples/")
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="what the folder of its samples is called after")
     model: Literal["ensemble", "monolith"] = "ensemble"
     router: str | None = Field(None, description="another router folder than the ensemble's own, such as router-blind")
     route: str | None = None
@@ -45,7 +45,7 @@ class EvaluationPlan(BaseModel):
     count: int = Field(1000, gt=1, description="samples per arm")
     seed: int = 0
     steps: int = Field(50, gt=0)
-    solver: str = "dpmpp_2m"
+    solver: str = DEFAULT_SOLVER
     grid: str = "uniform"
     batch: int = Field(500, gt=0)
     threads: int = Field(1, gt=0)
@@ -75,32 +75,37 @@ def arms_for(routes: Sequence[str], guidances: Sequence[float], *, router: str |
     )
 
 
-def evaluate(run: Store, plan: EvaluationPlan, out: Store, *, progress: Progress | None = None) -> dict[str, Any]:
+def evaluate(
+    run: Store, plan: EvaluationPlan, out: Store, *, device: str | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`."""
     data = Artifact.open(run.child("data"), "data")
     real = RealData(data, plan.feature_scale)
     prompts, wanted = real.prompts(plan.count)
 
-    arms, models = [], {}
+    arms = []
     for arm in plan.arms:
         source = run.child(*MONOLITH) if arm.model == "monolith" else run
-        model = load(source.url, router=arm.router if arm.model == "ensemble" else None)
+        model = load(source.url, router=arm.router if arm.model == "ensemble" else None, device=device)
 
         def on_step(done: int, total: int, name: str = arm.name) -> None:
             if progress is not None:
                 progress(name, done // plan.steps, total // plan.steps)
 
-        place = out.child("samples", arm.name)
-        artifact = write_samples(model, plan.settings(arm, prompts), place.path, pictures=False, progress=on_step)
+        settings = plan.settings(arm, prompts)
+        # another model or other settings are other samples: an evaluation never finds its place taken
+        key = sha256_bytes(canonical_json([model.digest, settings.model_dump(mode="json")]))[:8]
+        folder = f"{arm.name}-{key}"
+        place = out.child("samples", folder).path
+        artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
         images, _ = read_samples(artifact)
-        models[arm.model] = model.digest
-        arms.append({**arm.model_dump(mode="json"), "samples": artifact.digest, **real.measure(images, wanted)})
+        facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest}
+        arms.append({**arm.model_dump(mode="json"), **facts, **real.measure(images, wanted)})
 
     result = {
         "schema_version": 1,
         "plan": plan.model_dump(mode="json"),
         "data": data.digest,
-        "models": models,
         "features": data.config["features"]["extractor"],
         "floors": real.floors(plan.count),
         "arms": arms,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-# one colour per expert, told apart by people with any colour vision (Okabe and Ito, and greys beyond eight)
+# one colour per expert, told apart by people with any colour vision (Okabe and Ito); beyond eight they repeat
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
 INK, PAPER, RULE = "#1f2933", "#ffffff", "#d9dee3"
 

@@ -19,6 +19,8 @@ from torch import Tensor
 from ..artifacts import Artifact, Store, find
 from ..ensemble.file import EnsembleFile, find_ensemble
 from ..islands.expert import read_expert_card
+from ..router.card import RouterCard
+from ..training.result import read_card
 from .evaluate import MONOLITH
 from .exactness import TIMES, fusion_errors
 from .figures import data_uri, expert_colour, heat_map, lines, painted_sheet
@@ -63,8 +65,8 @@ class Painted:
     def title(self) -> str:
         if self.arm["model"] == "monolith":
             return f"monolith, guidance {self.arm['guidance']:g}"
-        blind = ", blind router" if self.arm["router"] else ""
-        return f"{self.arm['route']}, guidance {self.arm['guidance']:g}{blind}"
+        router = f", {self.arm['router']}" if self.arm["router"] else ""
+        return f"{self.arm['route']}, guidance {self.arm['guidance']:g}{router}"
 
     def sheet(self, tile: int, per_prompt: int = PER_PROMPT) -> Image.Image:
         """Up to ten prompts, one row each."""
@@ -87,7 +89,7 @@ class Page:
         self.ensemble: EnsembleFile = ensemble
         self.painted = []
         for arm in evaluation["arms"]:
-            images, record = read_samples(Artifact.open(out.child("samples", arm["name"]), "samples"))
+            images, record = read_samples(Artifact.open(out.child("samples", arm["folder"]), "samples"))
             self.painted.append(Painted(arm, images, record))
 
     def names(self) -> list[str]:
@@ -107,9 +109,15 @@ class Page:
         seen = f" A classifier recognises up to {right:.1%} of their images as what was asked for." if right else ""
         return (
             f"{len(kinds)} experts, {counts}, each trained alone in a process of its own on one cluster of the data. "
-            f"They have never exchanged a gradient, a weight or a sample. A router that sees the noisy image, the time "
-            f"and the prompt fuses them.{seen}"
+            f"They have never exchanged a gradient, a weight or a sample. A router that sees {self._router_sees()} "
+            f"fuses them.{seen}"
         )
+
+    def _router_sees(self) -> str:
+        assert self.ensemble.router is not None, "an evaluated ensemble has a router"
+        card = read_card(Artifact.open(self.run.child(self.ensemble.router.path)), "router.json", RouterCard)
+        blind = card.architecture.trunk.condition == "none"
+        return "the noisy image and the time" if blind else "the noisy image, the time and the prompt"
 
     def samples(self) -> str:
         legend = "".join(
@@ -162,14 +170,16 @@ class Page:
 
     def router(self) -> str:
         curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-        for folder, label in (("router", "sees the prompt"), ("router-blind", "blind router")):
+        assert self.ensemble.router is not None
+        own = self.ensemble.router.path
+        for folder in dict.fromkeys([own, *(p.arm["router"] for p in self.painted if p.arm["router"])]):
             artifact = find(self.run.child(folder))
             if artifact is None:
                 continue
             table = json.loads(artifact.read("accuracy.json"))
-            curves[label] = (table["t"], table["accuracy"])
-            if folder == "router":
-                curves["the same router, prompt dropped"] = (table["t"], table["accuracy_unconditional"])
+            curves[folder] = (table["t"], table["accuracy"])
+            if folder == own:
+                curves[f"{own}, prompt dropped"] = (table["t"], table["accuracy_unconditional"])
         chart = lines(curves, x="t, from data (0) to noise (1)", y="right cluster, unseen samples", percent=True)
         return f"<figure>{chart}</figure>"
 

@@ -16,7 +16,7 @@ from ..artifacts import Artifact, Draft, canonical_json, reuse
 from ..ensemble.load import Ensemble
 from ..ensemble.mixture import GuidanceWeights
 from ..ensemble.record import Record, RecordedRoute
-from ..model import Model, to_pil
+from ..model import DEFAULT_SOLVER, Model, to_pil
 from ..partition.sheets import contact_sheet
 from ..sampling import image_seeds
 
@@ -33,7 +33,7 @@ class SampleSettings(BaseModel):
     guidance: float = 2.0
     guidance_weights: GuidanceWeights = "own"
     route: str | None = Field(None, description="None: a single expert")
-    solver: str = "heun"
+    solver: str = DEFAULT_SOLVER
     grid: str = "uniform"
     batch: int = Field(250, gt=0)
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on them in the last bit")
@@ -76,7 +76,9 @@ def write_samples(
     images = model.decode(latents)
     with Draft(out, KIND) as draft:
         save_file({"images": images}, draft.folder / "images.safetensors")
-        record: dict[str, Any] = {"model": model.digest, **dumped, "seeds": seeds}
+        record: dict[str, Any] = {"model": model.digest, "device": model.device.type, **dumped, "seeds": seeds}
+        if isinstance(model.body, Ensemble):
+            record["router"] = model.body.router.digest
         if who is not None:
             record["times"], record["experts_at_time"] = who.by_time()
             record["expert_of_image"] = who.by_image().argmax(1).tolist()

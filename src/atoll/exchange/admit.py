@@ -12,13 +12,15 @@ from torch import Tensor
 from ..artifacts import Artifact, Draft, Store, UserError, find
 from ..data.index import Index
 from ..data.shards import ShardSet
-from ..ensemble.file import EnsembleFile, Member, Yardsticks, find_ensemble, write_ensemble
+from ..ensemble.file import EnsembleFile, Member, Yardsticks, change_ensemble, find_ensemble
 from ..ensemble.load import check_spaces
 from ..islands.expert import KIND, Expert, load_expert
 from ..islands.order import Order, read_order
 from ..partition.assignment import clusters_of
 from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, fixed_times, per_sample, velocity_error
 from ..training.seeds import generator
+
+FILES = {"expert.json", "metrics.jsonl", "model.safetensors", "conversion.json"}  # all an expert may consist of
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,18 @@ def admit(run: Store, contribution: str | Path) -> Admission:
     Nothing is written unless every check passes. An expert admitted for a cluster that has one already takes
     its place; the old one stays on disk and in the ensemble's history.
     """
+    artifact = Artifact.open(contribution, KIND)
+    if unknown := sorted(set(artifact.names()) - FILES):
+        raise UserError(f"{contribution}: lists files no expert has, such as {unknown[0]}; ask for a clean folder")
     expert = load_expert(contribution)
     order = order_of(run, expert, contribution)
     data, partition = Artifact.open(run.child("data"), "data"), Artifact.open(run.child("partition"), "partition")
-    if partition.digest != order.partition or expert.card.partition != order.partition:
+    if {partition.digest, expert.card.partition} != {order.partition} or data.digest != order.data:
         raise UserError(f"{contribution}: was trained for another partition of the data; take an order of this run")
-    ensemble = find_ensemble(run) or EnsembleFile(
-        partition=partition.digest, clusters=order.clusters, latent=order.latent, text=order.text
-    )
+    ensemble = find_ensemble(run) or new_ensemble(order)
+    if ensemble.partition != order.partition:
+        raise UserError(f"{run}: its ensemble is of another partition; start a new run for this one")
     check_spaces(ensemble, expert, str(contribution))
-    assert order.cluster is not None
     for member in ensemble.experts:
         if member.digest == expert.digest and find(run.child(*member.path.split("/"))) is not None:
             return Admission(member, already=True)
@@ -56,6 +60,7 @@ def admit(run: Store, contribution: str | Path) -> Admission:
             f"{contribution}: refused, its holdout error {yardsticks.inside:.4f} on cluster {order.cluster} is above "
             f"{worst:.4f}, {order.acceptance.gaussians:g} times a Gaussian's; train it longer"
         )
+    assert order.cluster is not None
     member = Member(
         path=f"contributions/{order.name}-{expert.digest[:12]}",
         digest=expert.digest,
@@ -64,17 +69,26 @@ def admit(run: Store, contribution: str | Path) -> Admission:
         yardsticks=yardsticks,
         licence=expert.card.licence,
     )
-    copy_expert(Artifact.open(contribution, KIND), run.child(*member.path.split("/")))
-    others = [m for m in ensemble.experts if m.cluster != member.cluster]
-    experts = tuple(sorted([*others, member], key=lambda m: m.cluster))
-    write_ensemble(run, ensemble.model_copy(update={"experts": experts}))
+    copy_expert(artifact, run.child(*member.path.split("/")))
+
+    def seat(now: EnsembleFile | None) -> EnsembleFile:
+        file = now or new_ensemble(order)
+        others = [m for m in file.experts if m.cluster != member.cluster]
+        return file.model_copy(update={"experts": tuple(sorted([*others, member], key=lambda m: m.cluster))})
+
+    change_ensemble(run, seat)
     return Admission(member, already=False)
+
+
+def new_ensemble(order: Order) -> EnsembleFile:
+    return EnsembleFile(partition=order.partition, clusters=order.clusters, latent=order.latent, text=order.text)
 
 
 def order_of(run: Store, expert: Expert, contribution: str | Path) -> Order:
     """The order of this run that the expert was trained for."""
-    for name in Artifact.open(run.child("orders"), "orders").names():
-        order, _ = read_order(f"{run}/orders/{name}")
+    orders = Artifact.open(run.child("orders"), "orders")
+    for name in orders.names():
+        order, _ = read_order(orders.file(name))
         if order.digest() == expert.card.order and order.cluster is not None:
             return order
     raise UserError(f"{contribution}: was trained for no order of {run}; admit it to the run that gave the order")
@@ -99,7 +113,7 @@ def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact) -
     assert order.cluster is not None, "a monolith has no cluster to be measured on"
     index = Index.of(data)
     own = clusters_of(index, partition).eq(order.cluster)  # bool [N]
-    samples = ShardSet([data.file(name) for name in data.names("shards/")])
+    samples = ShardSet([data.file(name) for name in data.names("shards/")], order.text)
     holdout = torch.from_numpy(index.rows("holdout"))
     inside, outside = holdout[own[holdout]], holdout[~own[holdout]]
     if len(inside) == 0:

@@ -69,9 +69,10 @@ def write_expert(
     card: ExpertCard,
     metrics: Sequence[Mapping[str, Any]],
     parents: Mapping[str, str],
+    extra: Mapping[str, bytes] | None = None,
 ) -> Artifact:
-    """Write the files of an expert into `folder` and seal it."""
-    texts = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n"}
+    """Write the files of an expert, and `extra` ones such as a conversion's report, into `folder` and seal it."""
+    texts = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n", **(extra or {})}
     config = card.model_dump(mode="json")
     return write_result(folder, KIND, weights, texts, metrics, config=config, parents=parents, licence=card.licence)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifacts import Store, UserError, find, verify_file
+from ..artifacts import Artifact, Store, UserError, find, verify_file
 from .order import read_order
 from .train import fetch
 
@@ -43,7 +43,7 @@ class Island:
 
 def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") -> Island:
     """Copy one order and its shards into `folder/inbox`, laid out as in the run, each file checked."""
-    order, _ = read_order(f"{run}/{orders}/{order_name}.json")
+    order, _ = read_order(Artifact.open(run.child(orders), "orders").file(f"{order_name}.json"))
     inbox = folder / "inbox"
     for ref in order.shards:
         target = inbox / ref.path
@@ -58,7 +58,12 @@ def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") 
 
 
 def run_islands(
-    islands: Sequence[Island], *, parallel: int, checkpoint_seconds: float = 10.0, on_progress: Progress | None = None
+    islands: Sequence[Island],
+    *,
+    parallel: int,
+    device: str | None = None,
+    checkpoint_seconds: float = 10.0,
+    on_progress: Progress | None = None,
 ) -> None:
     """Train every island that has no expert yet, `parallel` at a time; returns when all have one.
 
@@ -70,7 +75,7 @@ def run_islands(
         while waiting or running:
             while waiting and len(running) < parallel:
                 island = waiting.pop(0)
-                running[island] = start(island, checkpoint_seconds)
+                running[island] = start(island, checkpoint_seconds, device)
             time.sleep(0.2)
             for island, process in list(running.items()):
                 if on_progress is not None:
@@ -84,10 +89,11 @@ def run_islands(
             process.wait()
 
 
-def start(island: Island, checkpoint_seconds: float) -> subprocess.Popen[bytes]:
+def start(island: Island, checkpoint_seconds: float, device: str | None) -> subprocess.Popen[bytes]:
     """The real verb, in the island's own folder, with its own error log."""
     command = [sys.executable, "-m", "atoll", "train", str(island.order), "--out", str(island.expert), "--quiet"]
     command += ["--checkpoint-seconds", str(checkpoint_seconds), "--tethered"]
+    command += [] if device is None else ["--device", device]
     island.folder.mkdir(parents=True, exist_ok=True)
     # the island sets its own thread count; libraries that start theirs at import must not take all cores
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..artifacts import Artifact, Store, UserError, check_relative, find, verify_file
+from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, verify_file
 from ..data.order import sample_order
 from ..data.shards import ShardSet
 from ..models.dit import DiT
-from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error
+from ..process import Condition
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
-from ..training.lock import only_one
+from ..training.device import autocast, open_device
 from ..training.optimizer import adamw
 from ..training.seeds import generator, seed_from
 from ..training.step import micro_batches, report_due, take_step
 from ..training.stopping import StopSignal
-from .expert import KIND, ExpertCard, bridged, write_expert
+from .expert import KIND, write_expert
 from .order import Order, read_order
 from .start import card_for, learner, read_start
-
-LIMITS = (100.0, 50.0, 20.0, 10.0, 5.0, 3.0)  # largest sigma/alpha a noise expert may be asked at
+from .validation import Validation
 
 
 def train(
@@ -55,18 +52,16 @@ def train(
     parents = {"order": order.digest()} | ({} if grown_from is None else {"start": grown_from.digest})
     if (done := finished(out, parents)) is not None:
         return done
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cpu":
-        torch.set_num_threads(plan.threads)
+    where = open_device(device, plan)
 
     root = run if data is None else Store.at(data)
-    training_set = ShardSet([fetch(root, ref.path, ref.sha256) for ref in order.shards if ref.split == "train"])
-    validation = fixed_validation(order, root)
-    if len(training_set) == 0:
+    shards = {split: shards_of(order, root, split) for split in ("train", "validation")}
+    if len(shards["train"]) == 0:
         raise UserError(f"{order_place}: the order's train shards hold no samples; partition again with fewer clusters")
+    validation = Validation.fixed(shards["validation"], plan)
 
     torch.manual_seed(seed_from(plan.seed, "weights"))
-    network = DiT(order.architecture).to(device)
+    network = DiT(order.architecture).to(where)
     if grown_from is not None:
         network.load_state_dict(grown_from.network.state_dict())
     state = TrainingState(
@@ -74,24 +69,25 @@ def train(
         optimizer=adamw(network, plan.learning_rate, plan.betas, plan.weight_decay),
         average=WeightAverage(network, plan.ema_images),
     )
-    checkpoints = Checkpoints(out / "state", checkpoint_seconds)
-    checkpoints.begin(order.model_dump(mode="json") | {"parents": parents}, "order")
-    ledger = checkpoints.restore(state)
-    log = Log(out / "log.jsonl")
-    log.write(event="start", images=state.images, device=device)
-
     card = card_for(order, grown_from)
     denoiser = learner(network, card, order)
-    autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=plan.precision == "bfloat16")
+    log = Log(out / "log.jsonl")
     with only_one(out / "state"), StopSignal() as stop:
+        if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
+            return done
+        checkpoints = Checkpoints(out / "state", checkpoint_seconds)
+        checkpoints.begin(order.model_dump(mode="json") | {"parents": parents}, "order")
+        ledger = checkpoints.restore(state)
+        log.write(event="start", images=state.images, device=str(where))
+
         while state.images < plan.images:
             batch = min(plan.batch, plan.images - state.images)
-            x0, condition, eps, t = draw(order, training_set, state.images, batch)
+            x0, condition, eps, t = draw(order, shards["train"], state.images, batch)
             loss = 0.0
             for part in micro_batches(batch, plan.micro_batch):
-                x0_, eps_, t_ = (value[part].to(device) for value in (x0, eps, t))
-                condition_ = None if condition is None else condition[part].to(device)
-                with autocast:
+                x0_, eps_, t_ = (value[part].to(where) for value in (x0, eps, t))
+                condition_ = None if condition is None else condition[part].to(where)
+                with autocast(where, plan):
                     answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition_)
                 share = order.objective.loss(answer, x0_, eps_, t_).sum() / batch
                 share.backward()  # type: ignore[no-untyped-call]
@@ -100,19 +96,18 @@ def train(
 
             ledger.add(loss)
             if report_due(state.images, batch, plan.images):
-                ledger.report(
-                    state.images, {} if validation is None else {"yardstick": validation.measure(state, card)}
-                )
+                measured = {} if validation is None else {"yardstick": validation.measure(state, card)}
+                ledger.report(state.images, measured)
                 log.write(event="report", images=state.images, total=plan.images)
             if on_progress is not None:
                 on_progress(state.images, plan.images)
             checkpoints.keep(state, ledger, stop)
 
-    if validation is not None:
-        card = card.model_copy(update={"bridge_limit": validation.best_limit(state, card)})
-    artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, parents)
-    log.write(event="finished", images=state.images)
-    shutil.rmtree(out / "state", ignore_errors=True)
+        if validation is not None:
+            card = card.model_copy(update={"bridge_limit": validation.best_limit(state, card)})
+        artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, parents)
+        log.write(event="finished", images=state.images)
+        shutil.rmtree(out / "state", ignore_errors=True)
     return artifact
 
 
@@ -126,13 +121,21 @@ def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
     return artifact
 
 
+def shards_of(order: Order, root: Store, split: str) -> ShardSet:
+    """The order's shards of one split, each checked against the digest the order gives it."""
+    paths = [fetch(root, ref.path, ref.sha256) for ref in order.shards if ref.split == split]
+    return ShardSet(paths, order.text)
+
+
 def fetch(root: Store, path: str, sha256: str) -> Path:
-    """A shard on this machine, checked against the order's digest."""
+    """A shard on this machine: below `root` at its path in the run, or lying in `root` itself."""
     if not root.is_local:
         return root.download(path, sha256)
     check_relative(path)
-    verify_file(root.path / path, sha256)
-    return root.path / path
+    at_path, loose = root.path / path, root.path / Path(path).name
+    found = loose if loose.is_file() and not at_path.is_file() else at_path
+    verify_file(found, sha256)
+    return found
 
 
 def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tensor, Condition | None, Tensor, Tensor]:
@@ -152,62 +155,6 @@ def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tens
     if condition is not None:
         condition = condition.drop(dropout < order.training.condition_dropout)
     return x0, condition, eps, t
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Fixed (sample, noise, t) triples, so that two numbers differ only by the network."""
-
-    x0: Tensor
-    eps: Tensor
-    t: Tensor
-    condition: Condition | None
-
-    def measure(self, state: TrainingState, card: ExpertCard) -> float:
-        """The yardstick of process/objective.py for the averaged weights, mean over all triples."""
-        return self._error(averaged(state), card, self.t)
-
-    def best_limit(self, state: TrainingState, card: ExpertCard) -> float | None:
-        """The bridge's limit that gives the smallest yardstick where limits matter, at times near noise.
-
-        Only a kind proportional to eps is limited. How far such an expert can be trusted towards t = 1 depends on
-        how well it was trained, so it is measured.
-        """
-        if not carries_only_noise(card.kind, card.schedule):
-            return card.bridge_limit
-        network, noisy_end = averaged(state), 0.6 + 0.4 * self.t
-        errors = {
-            limit: self._error(network, card.model_copy(update={"bridge_limit": limit}), noisy_end) for limit in LIMITS
-        }
-        return min(errors, key=lambda limit: errors[limit])
-
-    @torch.no_grad()
-    def _error(self, network: DiT, card: ExpertCard, t: Tensor) -> float:
-        device = next(network.parameters()).device
-        condition = None if self.condition is None else self.condition.to(device)
-        x0, eps, t = (value.to(device) for value in (self.x0, self.eps, t))
-        return velocity_error(bridged(network, card, LinearFlow()), x0, eps, t, condition).mean().item()
-
-
-def fixed_validation(order: Order, root: Store, times: int = 8, most: int = 256) -> Validation | None:
-    """Every validation sample of the cluster (at most `most`) at `times` times; None where there are none."""
-    refs = [ref for ref in order.shards if ref.split == "validation"]
-    samples = ShardSet([fetch(root, ref.path, ref.sha256) for ref in refs]) if refs else None
-    if samples is None or len(samples) == 0:
-        return None
-    count = min(len(samples), most)
-    rows = torch.arange(count).repeat_interleave(times)
-    x0 = samples.latents(rows)
-    eps = torch.randn(x0.shape, generator=generator(order.training.seed, "validation"))
-    return Validation(x0, eps, fixed_times(times).repeat(count), samples.condition(rows, torch.zeros(len(rows))))
-
-
-def averaged(state: TrainingState) -> DiT:
-    """A copy of the network with the averaged weights."""
-    assert isinstance(state.module, DiT)
-    network = copy.deepcopy(state.module)
-    network.load_state_dict(state.averaged_weights())
-    return network
 
 
 class Log:

@@ -1,7 +1,7 @@
 """The router loop: learn p(cluster | x_t, t, condition) by classification, apart from every expert.
 
 The loss is the cross-entropy of the cluster a sample belongs to, given its noisy latent on the reference path
-at a uniform time and its condition, dropped as often as the experts' is. Its minimiser is the posterior that
+at a uniform time and its condition, sometimes dropped. Its minimiser is the posterior that
 makes the mixture exact, with the condition and, thanks to the dropout, without it.
 """
 
@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..artifacts import Artifact, canonical_json, reuse
+from ..artifacts import Artifact, UserError, canonical_json, only_one, reuse
 from ..data.index import Index
 from ..data.order import sample_order
 from ..data.shards import ShardSet
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentSpace, text_space
 from ..models.router import Router, RouterConfig
 from ..partition.assignment import clusters_of
 from ..process import Condition, LinearFlow, fixed_times, noisy
 from ..training.average import WeightAverage
 from ..training.checkpoint import Checkpoints, TrainingState
-from ..training.lock import only_one
+from ..training.device import autocast, open_device
 from ..training.optimizer import adamw
 from ..training.plan import Training
 from ..training.seeds import generator, seed_from
-from ..training.step import report_due, take_step
+from ..training.step import micro_batches, report_due, take_step
 from ..training.stopping import StopSignal
 from .card import KIND, RouterCard, write_router
 
@@ -55,12 +55,13 @@ def train_router(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Artifact:
     """Train a router for this partition and leave it in `out`; the same call resumes, or finds it done."""
-    assert partition.manifest.parents["data"] == data.digest, "the partition belongs to other data"
+    if partition.manifest.parents["data"] != data.digest:
+        raise UserError(f"{partition.store}: was not made from {data.store}; partition this data, or pass its own run")
     parents = {"data": data.digest, "partition": partition.digest}
     card = RouterCard(
         architecture=plan.network,
         latent=LatentSpace.model_validate(data.config["latent"]),
-        text=TextSpace.model_validate(data.config["text"]) if data.config["text"] else None,
+        text=text_space(data),
         partition=partition.digest,
         images=plan.training.images,
         licence=data.manifest.licence,
@@ -68,50 +69,55 @@ def train_router(
     config = {"plan": plan.model_dump(mode="json"), "card": card.model_dump(mode="json")}
     if (done := reuse(out, KIND, config, parents)) is not None:
         return done
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cpu":
-        torch.set_num_threads(plan.training.threads)
+    where = open_device(device, plan.training)
 
     samples = ClusteredSamples(data, partition)
     train_rows, test_rows = samples.rows("train"), samples.rows("validation")
     torch.manual_seed(seed_from(plan.training.seed, "weights"))
-    network = Router(plan.network).to(device)
+    network = Router(plan.network).to(where)
     training = plan.training
     state = TrainingState(
         module=network,
         optimizer=adamw(network, training.learning_rate, training.betas, training.weight_decay),
         average=WeightAverage(network, training.ema_images),
     )
-    checkpoints = Checkpoints(out / "state", checkpoint_seconds)
-    checkpoints.begin(config | {"parents": parents}, "router")
-    ledger = checkpoints.restore(state)
-
     time_scale = plan.network.trunk.time_scale
     with only_one(out / "state"), StopSignal() as stop:
+        if (done := reuse(out, KIND, config, parents)) is not None:  # by a process that held the lock until now
+            return done
+        checkpoints = Checkpoints(out / "state", checkpoint_seconds)
+        checkpoints.begin(config | {"parents": parents}, "router")
+        ledger = checkpoints.restore(state)
+
         while state.images < training.images:
             batch = min(training.batch, training.images - state.images)
             rows = train_rows[sample_order(len(train_rows), training.seed, state.images, batch)]
             numbers = generator(training.seed, "batch", state.images)
-            x, t, condition = samples.noisy(rows, numbers, plan.training.condition_dropout)
-            logits = network(x.to(device), t.to(device) * time_scale, on(condition, device))
-            loss = F.cross_entropy(logits.float(), samples.clusters[rows].to(device))
-            loss.backward()  # type: ignore[no-untyped-call]
-            take_step(state, training, loss.item(), batch)
+            x, t, condition = samples.noisy(rows, numbers, training.condition_dropout)
+            clusters = samples.clusters[rows]
+            loss = 0.0
+            for part in micro_batches(batch, training.micro_batch):
+                condition_ = None if condition is None else condition[part].to(where)
+                with autocast(where, training):
+                    logits = network(x[part].to(where), t[part].to(where) * time_scale, condition_)
+                share = F.cross_entropy(logits.float(), clusters[part].to(where), reduction="sum") / batch
+                share.backward()  # type: ignore[no-untyped-call]
+                loss += share.item()
+            take_step(state, training, loss, batch)
 
-            ledger.add(loss.item())
+            ledger.add(loss)
             if report_due(state.images, batch, training.images):
                 ledger.report(state.images, {})
             if on_progress is not None:
                 on_progress(state.images, training.images)
             checkpoints.keep(state, ledger, stop)
 
-    weights = state.averaged_weights()
-    network.load_state_dict(weights)
-    table = accuracy_over_time(network.eval(), samples, test_rows, plan)
-    artifact = write_router(
-        out, weights, card, ledger.rows, {"accuracy.json": canonical_json(table)}, config=config, parents=parents
-    )
-    shutil.rmtree(out / "state", ignore_errors=True)
+        weights = state.averaged_weights()
+        network.load_state_dict(weights)
+        table = accuracy_over_time(network.eval(), samples, test_rows, plan)
+        extra = {"accuracy.json": canonical_json(table)}
+        artifact = write_router(out, weights, card, ledger.rows, extra, config=config, parents=parents)
+        shutil.rmtree(out / "state", ignore_errors=True)
     return artifact
 
 
@@ -121,7 +127,7 @@ class ClusteredSamples:
     def __init__(self, data: Artifact, partition: Artifact) -> None:
         self._index = Index.of(data)
         self.clusters = clusters_of(self._index, partition)
-        self._shards = ShardSet([data.file(name) for name in data.names("shards/")])
+        self._shards = ShardSet([data.file(name) for name in data.names("shards/")], text_space(data))
         assert len(self._shards) == len(self._index), "index and shards disagree"
 
     def rows(self, split: str) -> Tensor:
@@ -141,26 +147,33 @@ class ClusteredSamples:
         return x, t, None if condition is None else condition.drop(dropped < dropout)
 
 
-def on(condition: Condition | None, device: str) -> Condition | None:
-    return None if condition is None else condition.to(device)
-
-
 @torch.no_grad()
 def accuracy_over_time(
     network: Router, samples: ClusteredSamples, rows: Tensor, plan: RouterPlan
 ) -> dict[str, list[float]]:
-    """Share of unseen samples whose most likely cluster is their own, with and without the condition."""
-    scale, device = plan.network.trunk.time_scale, next(network.parameters()).device
-    times = fixed_times(plan.accuracy_times)
+    """Share of unseen samples whose most likely cluster is their own, with and without the condition, and the loss."""
+    times = fixed_times(plan.accuracy_times) if len(rows) else torch.zeros(0)
     table: dict[str, list[float]] = {"t": times.tolist(), "accuracy": [], "accuracy_unconditional": [], "loss": []}
-    truth = samples.clusters[rows].to(device)
     for step, time in enumerate(times):
-        numbers = generator(plan.training.seed, "accuracy", step)
-        x, t, condition = samples.noisy(rows, numbers, 0.0, t=time.repeat(len(rows)))
-        null = None if condition is None else condition.null()
-        for name, given in (("accuracy", condition), ("accuracy_unconditional", null)):
-            logits = network(x.to(device), t.to(device) * scale, on(given, str(device))).float()
-            table[name].append((logits.argmax(1) == truth).float().mean().item())
-            if name == "accuracy":
-                table["loss"].append(F.cross_entropy(logits, truth).item())
+        sums = {"accuracy": 0.0, "accuracy_unconditional": 0.0, "loss": 0.0}
+        for part, some in enumerate(torch.split(rows, plan.training.micro_batch or plan.training.batch)):
+            numbers = generator(plan.training.seed, "accuracy", step, part)
+            x, t, condition = samples.noisy(some, numbers, 0.0, t=time.repeat(len(some)))
+            given, dropped = (
+                logits_for(network, x, t, c, plan) for c in (condition, None if condition is None else condition.null())
+            )
+            truth = samples.clusters[some].to(given.device)
+            sums["accuracy"] += given.argmax(1).eq(truth).sum().item()
+            sums["accuracy_unconditional"] += dropped.argmax(1).eq(truth).sum().item()
+            sums["loss"] += F.cross_entropy(given, truth, reduction="sum").item()
+        for name, value in sums.items():
+            table[name].append(value / len(rows))
     return table
+
+
+def logits_for(network: Router, x: Tensor, t: Tensor, condition: Condition | None, plan: RouterPlan) -> Tensor:
+    device = next(network.parameters()).device
+    given = None if condition is None else condition.to(device)
+    with autocast(device, plan.training):
+        logits: Tensor = network(x.to(device), t.to(device) * plan.network.trunk.time_scale, given)
+    return logits.float()

@@ -59,10 +59,9 @@ class TrainingState:
         for name, parameter in self.module.named_parameters():
             moments = _under(tensors, f"optimizer/{name}/")
             if moments:
-                # Adam counts its steps on the CPU and keeps its moments beside the weights
+                # a fused optimizer keeps everything, its step count too, on the parameter's device
                 self.optimizer.state[parameter] = {
-                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                    for key, value in moments.items()
+                    key: value.to(parameter.device, copy=True) for key, value in moments.items()
                 }
         self.images = images
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..artifacts import Artifact, UserError, explain, raise_if_disk_full, seal, write_atomic
 
+WEIGHTS = "model.safetensors"
 Card = TypeVar("Card", bound=BaseModel)
 
 
@@ -38,10 +39,11 @@ def write_result(
     tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in weights.items()}
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in metrics)
     try:
-        save_file(tensors, folder / "model.safetensors")
-        for name, content in {**texts, "metrics.jsonl": lines.encode()}.items():
+        save_file(tensors, folder / WEIGHTS)
+        files = {**texts, "metrics.jsonl": lines.encode()}
+        for name, content in files.items():
             write_atomic(folder / name, content)
-        return seal(folder, kind, config=config, parents=parents, licence=licence)
+        return seal(folder, [WEIGHTS, *files], kind, config=config, parents=parents, licence=licence)
     except (OSError, SafetensorError) as error:
         raise_if_disk_full(error, str(folder))
         raise
@@ -57,7 +59,7 @@ def read_card(artifact: Artifact, name: str, model: type[Card]) -> Card:
 
 def load_weights(network: nn.Module, artifact: Artifact) -> None:
     """Fill a network from an artifact's model.safetensors, or say in one line why it does not fit."""
-    path = artifact.file("model.safetensors")
+    path = artifact.file(WEIGHTS)
     try:
         found = load_file(path)
     except (SafetensorError, ValueError) as error:

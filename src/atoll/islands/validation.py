@@ -1,0 +1,85 @@
+"""Validation on fixed (sample, noise, t) triples, so that two numbers differ only by the network."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data.shards import ShardSet
+from ..models.dit import DiT
+from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error
+from ..training.checkpoint import TrainingState
+from ..training.device import autocast
+from ..training.plan import Training
+from ..training.seeds import generator
+from ..training.step import micro_batches
+from .expert import ExpertCard, bridged
+
+LIMITS = (100.0, 50.0, 20.0, 10.0, 5.0, 3.0)  # largest sigma/alpha a noise expert may be asked at
+MOST_SAMPLES = 256
+TIMES = 8
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Every validation sample of a cluster, at most MOST_SAMPLES, at TIMES times."""
+
+    x0: Tensor
+    eps: Tensor
+    t: Tensor
+    condition: Condition | None
+    plan: Training
+
+    @staticmethod
+    def fixed(samples: ShardSet, plan: Training) -> Validation | None:
+        """The triples of this cluster; None where it has no validation samples."""
+        if len(samples) == 0:
+            return None
+        count = min(len(samples), MOST_SAMPLES)
+        rows = torch.arange(count).repeat_interleave(TIMES)
+        x0 = samples.latents(rows)
+        eps = torch.randn(x0.shape, generator=generator(plan.seed, "validation"))
+        condition = samples.condition(rows, torch.zeros(len(rows)))
+        return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition, plan)
+
+    def measure(self, state: TrainingState, card: ExpertCard) -> float:
+        """The yardstick of process/objective.py for the averaged weights, mean over all triples."""
+        return self._error(averaged(state), card, self.t)
+
+    def best_limit(self, state: TrainingState, card: ExpertCard) -> float | None:
+        """The bridge's limit that gives the smallest yardstick where limits matter, at times near noise.
+
+        Only a kind proportional to eps is limited. How far such an expert can be trusted towards t = 1 depends on
+        how well it was trained, so it is measured.
+        """
+        if not carries_only_noise(card.kind, card.schedule):
+            return card.bridge_limit
+        network, noisy_end = averaged(state), 0.6 + 0.4 * self.t
+        errors = {
+            limit: self._error(network, card.model_copy(update={"bridge_limit": limit}), noisy_end) for limit in LIMITS
+        }
+        return min(errors, key=lambda limit: errors[limit])
+
+    @torch.no_grad()
+    def _error(self, network: DiT, card: ExpertCard, t: Tensor) -> float:
+        """In parts of a micro-batch, so that it needs less memory than a training step."""
+        device = next(network.parameters()).device
+        denoiser = bridged(network, card, LinearFlow())
+        total = 0.0
+        for part in micro_batches(len(t), self.plan.micro_batch or self.plan.batch):
+            condition = None if self.condition is None else self.condition[part].to(device)
+            x0, eps, time = (value[part].to(device) for value in (self.x0, self.eps, t))
+            with autocast(device, self.plan):
+                total += velocity_error(denoiser, x0, eps, time, condition).sum().item()
+        return total / len(t)
+
+
+def averaged(state: TrainingState) -> DiT:
+    """A copy of the network with the averaged weights."""
+    assert isinstance(state.module, DiT)
+    network = copy.deepcopy(state.module)
+    network.load_state_dict(state.averaged_weights())
+    return network

@@ -41,5 +41,5 @@ def planned(session_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_demo(session_folder: Path) -> Path:
-    """An unbroken run of the tiny demo. Read only."""
+    """An unbroken run of the tiny demo. To be read; running the demo in it again must change nothing."""
     return made_once(session_folder, "demo", make_demo)

@@ -17,6 +17,7 @@ from PIL import Image
 
 import atoll as package
 from atoll.artifacts import Artifact
+from atoll.ensemble.file import EnsembleFile
 from atoll.evaluation.samples import read_samples
 from runs import ATOLL, atoll, digests
 
@@ -34,7 +35,7 @@ def test_leaves_everything_a_person_looks_at(tiny_demo: Path) -> None:
     assert Image.open(tiny_demo / "samples.png").size[0] > 300
 
 
-def test_two_experts_are_ddpm_and_six_flow_and_all_are_processes_of_their_own(tiny_demo: Path) -> None:
+def test_two_experts_are_ddpm_and_six_flow_and_each_was_handed_its_own_cluster_only(tiny_demo: Path) -> None:
     ensemble = json.loads((tiny_demo / "ensemble.json").read_bytes())
     objectives = [member["objective"] for member in ensemble["experts"]]
     assert sorted(objectives) == ["epsilon on cosine-vp"] * 2 + ["velocity on linear-flow"] * 6
@@ -44,37 +45,74 @@ def test_two_experts_are_ddpm_and_six_flow_and_all_are_processes_of_their_own(ti
         assert all(f == f"orders/{k:02d}.json" or f.startswith(f"partition/clusters/{k:02d}/") for f in files)
 
 
-def test_a_second_run_says_everything_is_there(tiny_demo: Path) -> None:
-    before = digests(tiny_demo)
+def test_a_second_run_does_nothing_again(tiny_demo: Path) -> None:
+    def stamps() -> dict[str, int]:
+        return {str(p): p.stat().st_mtime_ns for p in tiny_demo.rglob("*") if p.suffix in (".safetensors", ".parquet")}
+
+    before, when = digests(tiny_demo), stamps()
     process = atoll("demo", "--size", "tiny", "--out", tiny_demo)
     assert "everything is there" in process.stdout
     assert digests(tiny_demo) == before
+    assert stamps() == when, "a stage was done again"
 
 
-@pytest.mark.parametrize("moments", [(1.5, 4.0, 6.5), (3.0, 9.0)])
-def test_killed_at_any_moment_it_goes_on_to_the_same_digests(
-    tiny_demo: Path, tmp_path: Path, moments: tuple[float, ...]
-) -> None:
-    """kill -9 the whole demo some seconds in, several times, then let it finish."""
+MOMENTS = (
+    "data/manifest.json",
+    "islands/01/expert/state",
+    "islands/05/expert/manifest.json",
+    "ensemble.json",
+    "router/state",
+    "samples",
+)
+
+
+def test_killed_at_every_stage_it_goes_on_to_the_same_digests(tiny_demo: Path, tmp_path: Path) -> None:
+    """kill -9 the whole demo just when each of these appears, one after the other, then let it finish."""
     command = [*ATOLL, "demo", "--size", "tiny", "--out", str(tmp_path / "run")]
-    killed = 0
-    for seconds in moments:
+    for moment in MOMENTS:
+        assert not (tmp_path / "run" / moment).exists(), f"{moment} is there too early to be killed at"
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        try:
-            process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            killed += process.wait() == -signal.SIGKILL
-        time.sleep(0.3)  # islands notice the closed pipe and end
-    assert killed
+        while process.poll() is None and not (tmp_path / "run" / moment).exists():
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it ended before it could be killed"
+        time.sleep(0.2)  # its islands notice the closed pipe and end
     atoll("demo", "--size", "tiny", "--out", tmp_path / "run")
     assert digests(tmp_path / "run") == digests(tiny_demo)
 
 
-def test_another_seed_gives_another_model(tiny_demo: Path) -> None:
+def test_another_seed_in_the_same_folder_is_refused(tiny_demo: Path) -> None:
     process = atoll("demo", "--size", "tiny", "--out", tiny_demo, "--seed", "1", check=False)
     assert process.returncode == 2
-    assert "seed" in process.stderr, "another seed in the same folder is refused, naming it"
+    assert "seed: 0 -> 1" in process.stderr
+
+
+def test_the_verbs_one_by_one_make_the_demos_model(tiny_demo: Path, tmp_path: Path) -> None:
+    """admit, router and evaluate by hand on the demo's experts: the same ensemble, router and numbers."""
+    run = tmp_path / "run"
+    for part in ("data", "partition", "orders"):
+        shutil.copytree(tiny_demo / part, run / part)
+    experts = [tiny_demo / "islands" / f"{k:02d}" / "expert" for k in range(8)]
+    atoll("admit", *experts[::-1], "--out", run)
+    atoll("router", run, "--device", "cpu", "--set", "training.images=1280")
+    ours, theirs = (EnsembleFile.model_validate_json((r / "ensemble.json").read_bytes()) for r in (run, tiny_demo))
+    assert ours.model_digest() == theirs.model_digest(), "the order of admission makes no other model"
+    assert ours.digest() != theirs.digest(), "but another history"
+    process = atoll("evaluate", run, "-n", "40", "--steps", "4", "--out", tmp_path / "results")
+    assert "report.html" in process.stdout
+    found, expected = (json.loads((r / "evaluation.json").read_bytes()) for r in (tmp_path / "results", tiny_demo))
+    assert [arm["samples"] for arm in found["arms"]] == [arm["samples"] for arm in expected["arms"]]
+    atoll("evaluate", run, "-n", "40", "--steps", "3", "--out", tmp_path / "results")  # other settings, other samples
+
+
+def test_a_contributor_needs_the_order_and_the_clusters_folder(tiny_demo: Path, tmp_path: Path) -> None:
+    """The README's way: one order file and one folder of shards, anywhere."""
+    shutil.copy(tiny_demo / "orders" / "03.json", tmp_path / "03.json")
+    shutil.copytree(tiny_demo / "partition" / "clusters" / "03", tmp_path / "clusters" / "03")
+    arguments = ["03.json", "--data", "clusters/03", "--out", "my-expert", "--device", "cpu"]
+    atoll("train", *arguments, cwd=tmp_path)
+    made = Artifact.open(tmp_path / "my-expert", "expert").digest
+    assert made == Artifact.open(tiny_demo / "islands" / "03" / "expert").digest
 
 
 def test_sample_writes_pngs_and_every_setting(tiny_demo: Path, tmp_path: Path) -> None:
@@ -132,6 +170,8 @@ USER_MISTAKES = {
     "unknown word": (["sample", "{run}", "--prompt", "a painted one"], "unknown word 'painted'"),
     "no prompt": (["sample", "{run}"], "--prompt: missing"),
     "unknown solver": (["sample", "{run}", "--prompt", "a handwritten one", "--solver", "rk9"], "--solver rk9"),
+    "unknown device": (["train", "{run}/orders/00.json", "--out", "{tmp}/e", "--device", "tpu9"], "--device tpu9"),
+    "expert onto a store": (["train", "{run}/orders/00.json", "--out", "s3://bucket/e"], "give a local folder"),
     "unknown verb": (["sampel"], "did you mean sample?"),
     "unknown option": (["sample", "{run}", "--frobnicate"], "--frobnicate"),
     "not a number": (["sample", "{run}", "--steps", "many"], "--steps"),
@@ -187,10 +227,11 @@ def test_a_corrupt_expert_is_refused_by_name(tiny_demo: Path, tmp_path: Path) ->
     assert not (tmp_path / "s").exists()
 
 
-def test_images_of_the_two_routes_share_their_noise(tiny_demo: Path) -> None:
-    """Same seeds, same prompts: where both routes chose the same experts throughout, images are the same."""
-    records = [read_samples(Artifact.open(tiny_demo / "samples" / f"top-{k}-g2"))[1] for k in (1, 2)]
-    assert records[0]["seeds"] == records[1]["seeds"]
-    assert records[0]["prompts"] == records[1]["prompts"]
-    shares = torch.tensor(records[0]["experts_at_time"])
-    torch.testing.assert_close(shares.sum(1), torch.ones(len(shares)), rtol=0, atol=1e-6)
+def test_the_record_says_who_painted_what(tiny_demo: Path) -> None:
+    evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
+    for arm in evaluation["arms"]:
+        images, record = read_samples(Artifact.open(tiny_demo / "samples" / arm["folder"]))
+        shares = torch.tensor(record["experts_at_time"])
+        torch.testing.assert_close(shares.sum(1), torch.ones(len(shares)), rtol=0, atol=1e-6)
+        assert len(record["expert_of_image"]) == len(images) == len(record["seeds"])
+        assert record["times"] == sorted(record["times"], reverse=True)

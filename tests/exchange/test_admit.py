@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.artifacts import Artifact, Store, UserError, seal
-from atoll.ensemble.file import find_ensemble
+from atoll.ensemble.file import EnsembleFile, change_ensemble, find_ensemble
 from atoll.exchange.admit import GaussianDenoiser, admit
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
@@ -38,6 +42,8 @@ def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
     order, _ = read_order(run / "orders" / "01.json")
     order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"gaussians": gaussians})})
     (run / "orders" / "01.json").write_bytes(order.to_bytes())
+    before = Artifact.open(run / "orders").manifest
+    seal(run / "orders", list(before.files), "orders", config=before.config, parents=before.parents, licence=None)
     return resealed(expert, tmp_path / f"for-{gaussians}", order=order.digest())
 
 
@@ -154,6 +160,46 @@ def test_every_kind_of_bad_expert_is_refused_in_one_line(kind: str, run: Path, e
     assert not (run / "ensemble.json").exists()
 
 
+def test_two_organisers_at_once_lose_nobody(run: Path, expert: Path, tmp_path: Path) -> None:
+    folder = loosened(run, expert, tmp_path, 100.0)
+    admit(Store.at(run), folder)
+    first = find_ensemble(Store.at(run))
+    assert first is not None
+
+    def seat(cluster: int) -> None:
+        member = first.experts[0].model_copy(update={"cluster": cluster})
+
+        def change(now: EnsembleFile | None) -> EnsembleFile:
+            assert now is not None
+            time.sleep(0.01)  # long enough for the others to read what is about to be replaced
+            return now.model_copy(update={"experts": (*now.experts, member)})
+
+        change_ensemble(Store.at(run), change)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(seat, range(10, 18)))
+    last = find_ensemble(Store.at(run))
+    assert last is not None
+    assert {member.cluster for member in last.experts} == {1, *range(10, 18)}
+
+
+@pytest.mark.parametrize("lie", ["bytes", "log.jsonl", "extra.pkl"])
+def test_a_manifest_that_lies_is_refused_before_anything_is_written(
+    lie: str, run: Path, expert: Path, tmp_path: Path
+) -> None:
+    folder = loosened(run, expert, tmp_path, 100.0)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    if lie == "bytes":
+        manifest["files"]["metrics.jsonl"]["bytes"] += 1
+    else:
+        (folder / lie).write_bytes(b"x")
+        manifest["files"][lie] = {"sha256": hashlib.sha256(b"x").hexdigest(), "bytes": 1}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"corrupt|lists files no expert has"):
+        admit(Store.at(run), folder)
+    assert not (run / "contributions").exists()
+
+
 def test_loading_an_expert_gives_the_weights_that_were_written(expert: Path) -> None:
     network = load_expert(expert).network
     for name, value in load_file(expert / "model.safetensors").items():
@@ -166,9 +212,11 @@ def test_the_gaussian_is_ideal_for_gaussian_data() -> None:
     x0 = 0.5 + 2.0 * torch.randn(200_000, 1, 1, 1, generator=numbers, dtype=torch.float64)
     eps = torch.randn(x0.shape, generator=numbers, dtype=torch.float64)
     gaussian = GaussianDenoiser.fitted(x0)
-    for time in (0.2, 0.5, 0.9):
-        t = torch.full((len(x0),), time, dtype=torch.float64)
+    for moment in (0.2, 0.5, 0.9):
+        t = torch.full((len(x0),), moment, dtype=torch.float64)
         error = velocity_error(gaussian, x0, eps, t, None).mean().item()
         # Var(x0 | x) = s^2 b^2 / (a^2 s^2 + b^2); v = (x - x0) / b, so the velocity error is that over b^2
-        assert error == pytest.approx(4.0 / ((1 - time) ** 2 * 4.0 + time**2), rel=0.02)
-        assert noisy(LinearFlow(), x0, eps, t).var().item() == pytest.approx((1 - time) ** 2 * 4 + time**2, rel=0.02)
+        assert error == pytest.approx(4.0 / ((1 - moment) ** 2 * 4.0 + moment**2), rel=0.02)
+        assert noisy(LinearFlow(), x0, eps, t).var().item() == pytest.approx(
+            (1 - moment) ** 2 * 4 + moment**2, rel=0.02
+        )

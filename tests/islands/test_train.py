@@ -149,7 +149,7 @@ def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tm
     other = changed_order(planned, tmp_path / "run", learning_rate=0.5)
     process = atoll("train", other, "--out", tmp_path / "expert", check=False)
     assert process.returncode == 2
-    assert "training.learning_rate: 0.002 -> 0.5" in process.stderr
+    assert "training.learning_rate: 0.003 -> 0.5" in process.stderr
     assert process.stderr.count("\n") == 1
 
 

@@ -72,6 +72,16 @@ def test_a_state_saved_and_restored_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(value, other.tensors()[name]), name
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: NOT TESTED HERE")
+def test_a_state_restored_on_a_gpu_keeps_its_step_count_there(tmp_path: Path) -> None:
+    current = state()
+    current.module.cuda()
+    step(current)
+    Checkpoints(tmp_path, 0).save(current, Ledger())
+    Checkpoints(tmp_path, 0).restore(current)
+    assert {value.device.type for moments in current.optimizer.state.values() for value in moments.values()} == {"cuda"}
+
+
 def test_only_the_newest_two_checkpoints_stay(tmp_path: Path) -> None:
     current, checkpoints = state(), Checkpoints(tmp_path, seconds=0)
     for _ in range(5):

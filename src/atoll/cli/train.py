@@ -16,7 +16,7 @@ from .bars import bars, console
 
 def train(
     order: Annotated[str, typer.Argument(help="The order file, on disk or an fsspec URL")],
-    out: Annotated[Path, typer.Option(help="Folder for the expert; work in progress lies in its state/")],
+    out: Annotated[str, typer.Option(help="Folder for the expert; work in progress lies in its state/")],
     data: Annotated[str | None, typer.Option(help="Folder with the shards, if not the order's own run")] = None,
     start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
@@ -34,19 +34,20 @@ def train(
 
       atoll train 03.json --start converted-dit --out my-expert
     """
-    if "://" in str(out) or out.is_file():
+    folder = Path(out)
+    if "://" in out or folder.is_file():
         raise UserError(f"--out {out}: give a local folder; send the finished one where it belongs")
     if tethered:
         threading.Thread(target=_end_with_parent, daemon=True).start()
-    if find(out) is not None:
-        island.train(order, out, data=data, start=start)  # checks that it is this order's
+    if find(folder) is not None:
+        island.train(order, folder, data=data, start=start)  # checks that it is this order's
         if not quiet:
             console.print(f"already there: [bold]{out}[/bold]")
         return
     with bars(quiet=quiet) as bar:
         artifact = island.train(
             order,
-            out,
+            folder,
             data=data,
             start=start,
             device=device,

@@ -40,6 +40,8 @@ def admit(run: Store, contribution: str | Path) -> Admission:
     artifact = Artifact.open(contribution, KIND)
     if unknown := sorted(set(artifact.names()) - FILES):
         raise UserError(f"{contribution}: lists files no expert has, such as {unknown[0]}; ask for a clean folder")
+    for name in artifact.names():
+        artifact.file(name)  # every digest and size, before anything else is believed
     expert = load_expert(contribution)
     order = order_of(run, expert, contribution)
     data, partition = Artifact.open(run.child("data"), "data"), Artifact.open(run.child("partition"), "partition")

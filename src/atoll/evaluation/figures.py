@@ -38,6 +38,10 @@ def lines(
         axes.plot(xs, ys, label=name, color=colour, linewidth=1.8, linestyle="--" if name in dashed else "-")
     if log:
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        if high < 1e3 * low:  # plain numbers read better than powers of ten
+            for axis_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                axis_format(matplotlib.ticker.LogFormatter(minor_thresholds=(3, 1)))
     if percent:
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))

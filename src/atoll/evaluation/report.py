@@ -133,11 +133,14 @@ class Page:
         return f'<p class="legend">{legend}</p><div class="gallery">{sheets}</div>'
 
     def _in_order(self) -> list[Painted]:
-        """Ensemble routes first, the monolith beside them, blind routers last; stronger guidance first."""
-        rank = {"ensemble": 0, "monolith": 1}
-        return sorted(
-            self.painted, key=lambda p: (-p.arm["guidance"], bool(p.arm["router"]), rank[p.arm["model"]], p.arm["name"])
-        )
+        """Stronger guidance first; within it the ensemble's own router, the monolith, other routers; top-k first."""
+
+        def rank(painted: Painted) -> tuple[float, int, bool, str]:
+            arm = painted.arm
+            group = 1 if arm["model"] == "monolith" else 2 if arm["router"] else 0
+            return -arm["guidance"], group, not (arm["route"] or "").startswith("top-"), arm["name"]
+
+        return sorted(self.painted, key=rank)
 
     def clusters(self) -> str:
         partition = Artifact.open(self.run.child("partition"), "partition")

@@ -38,11 +38,12 @@ def measure(
     if 1 < len(set(clusters_seen.tolist())) < len(chosen):
         features = unit_length(samples.features(chosen).numpy())
         quality["silhouette"] = round(float(silhouette_score(features, clusters_seen)), 4)
-    labels = index.labels[train]
-    if bool((labels >= 0).all()) and len(set(labels.tolist())) > 1:
-        found = assignment[train]
+    labelled = train[index.labels[train] >= 0]  # repeats with conflicting labels have none
+    labels = index.labels[labelled]
+    if 2 * len(labelled) > len(train) and len(set(labels.tolist())) > 1:
+        found = assignment[labelled]
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(found)
-        others = {"clusters": found, "random": shuffled, "pixels": by_pixels(samples, train, len(sizes), seed)}
+        others = {"clusters": found, "random": shuffled, "pixels": by_pixels(samples, labelled, len(sizes), seed)}
         quality["nmi"] = {
             name: round(float(normalized_mutual_info_score(labels, cut)), 4) for name, cut in others.items()
         }

@@ -95,7 +95,7 @@ def painted_sheet(
     """Rows of images, as indices into uint8 [N, C, H, W], each framed in the colour of its main expert."""
     frame, gap = 2, 3
     step = tile + 2 * frame + gap
-    margin = 8 + max((int(_font(tile).getlength(text)) for text in labels), default=0) if labels else 0
+    margin = 16 + max((int(_font(tile).getlength(text)) for text in labels), default=0) if labels else 0
     sheet = Image.new("RGB", (margin + step * max(map(len, rows)), step * len(rows)), PAPER)
     draw = ImageDraw.Draw(sheet)
     for r, row in enumerate(rows):

@@ -1,8 +1,8 @@
 """Atoll trains one diffusion model on islands of compute that never talk to each other.
 
-    import atoll
-    model = atoll.load("runs/demo")
-    images = model.generate(["a handwritten seven"], steps=50, guidance=2.0, route="top-2", seed=0)
+import atoll
+model = atoll.load("runs/demo")
+images = model.generate(["a handwritten seven"], steps=50, guidance=2.0, route="top-2", seed=0)
 """
 
 from __future__ import annotations

@@ -218,6 +218,4 @@ def test_the_gaussian_is_ideal_for_gaussian_data() -> None:
         # Var(x0 | x) = s^2 b^2 / (a^2 s^2 + b^2); v = (x - x0) / b, so the velocity error is that over b^2
         assert error == pytest.approx(4.0 / ((1 - moment) ** 2 * 4.0 + moment**2), rel=0.02)
         spread = noisy(LinearFlow(), x0, eps, t).var().item()
-        assert spread == pytest.approx(
-            (1 - moment) ** 2 * 4 + moment**2, rel=0.02
-        )
+        assert spread == pytest.approx((1 - moment) ** 2 * 4 + moment**2, rel=0.02)

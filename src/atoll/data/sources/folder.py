@@ -22,7 +22,7 @@ import fsspec
 
 from ..captions import Said, from_fields, from_json, from_text
 from .files import filesystem, fingerprint, resolved, walk
-from .sample import Reject, Sample, Unit
+from .sample import ColourImages, Reject, Sample, Unit
 
 UNIT_FILES = 2048  # a worker's share of a large folder
 TEXTS = {".txt": from_text, ".json": from_json}
@@ -33,21 +33,9 @@ Records = tuple[dict[str, Said], list[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
-class Folder:
+class Folder(ColourImages):
     place: str
     labels: Literal["given", "folder"] = "given"
-
-    @property
-    def channels(self) -> int:
-        return 3
-
-    @property
-    def default_size(self) -> int:
-        return 64
-
-    @property
-    def default_features(self) -> str:
-        return "efficientnet-lite0"
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:

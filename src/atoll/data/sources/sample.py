@@ -74,3 +74,11 @@ class Source(Protocol):
 
     def units(self) -> list[Unit]: ...
     def read(self, unit: Unit) -> Iterator[Sample | Reject]: ...
+
+
+class ColourImages:
+    """What every source of ordinary pictures has in common."""
+
+    channels = 3
+    default_size = 64
+    default_features = "efficientnet-lite0"

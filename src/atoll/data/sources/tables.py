@@ -19,30 +19,18 @@ import pyarrow.parquet as pq
 from ...artifacts import UserError
 from ..captions import CAPTION_NAMES, LABEL_NAMES, from_fields
 from .files import files_of, filesystem, fingerprint
-from .sample import Reject, Sample, Unit
+from .sample import ColourImages, Reject, Sample, Unit
 
 BATCH_ROWS = 256  # rows held in memory at a time
 
 
 @dataclass(frozen=True)
-class Tables:
+class Tables(ColourImages):
     """`image` names the image column; None: the only one that can be it."""
 
     place: str
     ending: str  # .parquet or .arrow
     image: str | None = None
-
-    @property
-    def channels(self) -> int:
-        return 3
-
-    @property
-    def default_size(self) -> int:
-        return 64
-
-    @property
-    def default_features(self) -> str:
-        return "efficientnet-lite0"
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:

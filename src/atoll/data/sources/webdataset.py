@@ -11,27 +11,15 @@ from typing import Any
 
 from ..captions import Said, from_json, from_label, from_text
 from .files import files_of, filesystem, fingerprint
-from .sample import Reject, Sample, Unit
+from .sample import ColourImages, Reject, Sample, Unit
 
 TEXTS = {"txt": from_text, "text": from_text, "caption": from_text, "json": from_json, "cls": from_label}
 LARGEST_MEMBER = 512 * 2**20  # bytes; nothing that large is one image
 
 
 @dataclass(frozen=True)
-class WebDataset:
+class WebDataset(ColourImages):
     place: str
-
-    @property
-    def channels(self) -> int:
-        return 3
-
-    @property
-    def default_size(self) -> int:
-        return 64
-
-    @property
-    def default_features(self) -> str:
-        return "efficientnet-lite0"
 
     @property
     def classes(self) -> None:

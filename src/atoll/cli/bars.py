@@ -30,7 +30,10 @@ class Rate(ProgressColumn):
 
 
 class Bars:
-    """Bars that appear when their work begins: `bars("training", done, total)`."""
+    """Bars that appear when their work begins: `bars("training", done, total)`.
+
+    Stages work on one thing after another, so what had no known total is done when the next thing begins.
+    """
 
     def __init__(self, progress: Progress, unit: str) -> None:
         self._progress = progress
@@ -39,8 +42,16 @@ class Bars:
 
     def __call__(self, task: str, done: int, total: int | None) -> None:
         if task not in self._tasks:
+            self.finish_open()
             self._tasks[task] = self._progress.add_task(task, total=total, unit=self._unit)
         self._progress.update(self._tasks[task], completed=done, total=total)
+
+    def finish_open(self) -> None:
+        """Fill the bars whose total nobody knew."""
+        for bar in self._progress.tasks:
+            if bar.total is None:
+                done = max(1, int(bar.completed))
+                self._progress.update(bar.id, completed=done, total=done)
 
 
 @contextmanager
@@ -56,4 +67,6 @@ def bars(unit: str = "images", *, quiet: bool = False) -> Iterator[Bars]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        yield Bars(progress, unit)
+        shown = Bars(progress, unit)
+        yield shown
+        shown.finish_open()

@@ -40,8 +40,9 @@ def lines(
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         if high < 1e3 * low:  # plain numbers read better than powers of ten
-            for axis_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                axis_format(matplotlib.ticker.LogFormatter(minor_thresholds=(3, 1)))
+            axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+            axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     if percent:
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))

@@ -6,6 +6,7 @@
 The plain way is what a script does: open each image with PIL, one torch call per image and network, keep
 everything in lists, then scikit-learn's KMeans. Every measurement runs in a process of its own, so that its peak memory
 is its own. Where the plain way would take too long it is measured on fewer images, and the record says on how many.
+`images` goes on with the record at --out: what it holds is not measured again (a lent GPU comes in ten-minute turns).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
     images.add_argument("--device", default="cpu")
     images.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     images.add_argument("--batch", type=int, default=None, help="images per call [default: prepare's own]")
-    images.add_argument("--work", type=Path, default=None, help="keep the artifacts here")
+    images.add_argument("--work", type=Path, default=None, help="keep the artifacts here [default: a new folder]")
     images.add_argument("--out", type=Path, required=True)
     kmeans = verbs.add_parser("kmeans", help="two-level k-means on synthetic features")
     kmeans.add_argument("--rows", type=int, default=1_000_000)
@@ -75,17 +76,21 @@ def compare_images(arguments: argparse.Namespace) -> None:
     # the record names the autoencoder by its id: paths mean nothing elsewhere
     settings = {**shared, "size": SIZE, "autoencoder": load_autoencoder(arguments.autoencoder).id}
     record: dict[str, Any] = {"machine": machine(arguments.device), "settings": settings, "runs": []}
-    for count in arguments.plain_counts:
-        subset = cut(arguments.source, count, work / f"source-{count}")
-        record["runs"].append(run({"job": "plain", "source": str(subset), "count": count, **shared}))
-        save(arguments.out, record)
-    for count in arguments.counts:
-        subset = cut(arguments.source, count, work / f"source-{count}")
-        place = work / f"run-{count}"
-        shutil.rmtree(place, ignore_errors=True)
-        record["runs"].append(run({"job": "ours", "source": str(subset), "count": count, "out": str(place), **shared}))
-        save(arguments.out, record)
-        record["runs"].append(run({"job": "clusters", "count": count, "out": str(place), **shared}))
+    if arguments.out.exists():
+        before = json.loads(arguments.out.read_text())
+        if {**before, "runs": []} != record:
+            raise SystemExit(f"--out {arguments.out}: holds the record of another machine or other settings")
+        record = before
+    measured = {(there["job"], there["count"]) for there in record["runs"]}
+    jobs = [(job, count) for count in arguments.counts for job in ("ours", "clusters")]
+    jobs += [("plain", count) for count in arguments.plain_counts]
+    for job, count in jobs:
+        if (job, count) in measured:
+            continue
+        subset, place = cut(arguments.source, count, work / f"source-{count}"), work / f"run-{count}"
+        if job == "ours":
+            shutil.rmtree(place, ignore_errors=True)
+        record["runs"].append(run({"job": job, "source": str(subset), "count": count, "out": str(place), **shared}))
         save(arguments.out, record)
     print(json.dumps(record, indent=2))
 

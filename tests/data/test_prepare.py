@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, prepare
+from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, prepare, runs
+from atoll.data.gather import Slice, slices_of_range
 from atoll.data.sources import SourceConfig
 from atoll.models.autoencoders import Pixels
+from atoll.partition.features import PixelFeatures
 from image_forms import CONFIG, FORMS, Item, folder, parquet, pictures, samples_of, shuffled, tars
 
 
@@ -110,10 +113,51 @@ def test_repeats_are_united(tmp_path: Path) -> None:
     assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
 
 
+def test_many_chunks_are_merged_into_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven chunks with repeats across them, in runs of two: the same artifact, and no range opens more than two."""
+    items = pictures(60)
+    repeats = [Item(f"again-{item.name}", item.content, "seen before", item.label) for item in items[::3]]
+    source = tars(tmp_path / "source", [*items, *repeats], count=11)
+    at_once = prepare(source, tmp_path / "at-once", CONFIG)
+    monkeypatch.setattr(runs, "FAN_IN", 2)
+    opened: list[int] = []
+
+    def counting(stems: tuple[Path, ...], number: int, ranges: int) -> list[Slice]:
+        found = slices_of_range(stems, number, ranges)
+        opened.append(len(found))
+        return found
+
+    monkeypatch.setattr(encode, "slices_of_range", counting)
+    steps: list[str] = []
+    merged = prepare(source, tmp_path / "merged", CONFIG, progress=lambda task, done, total: steps.append(task))
+    assert merged.digest == at_once.digest
+    assert merged.config["repeats"] == 20
+    assert max(opened) == 2
+    assert steps.count("sorting") == 6 + 3 + 2
+
+
+def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that plans convolutions by shape plans once; the black images beside the last ones leave no trace."""
+    met: set[int] = set()
+
+    class Watched(PixelFeatures):
+        def extract(self, images: Tensor) -> Tensor:
+            met.add(len(images))
+            return super().extract(images)
+
+    monkeypatch.setattr(encode, "load_extractor", lambda name, device: Watched())
+    source = folder(tmp_path / "source", pictures(100))
+    padded = prepare(source, tmp_path / "padded", CONFIG.model_copy(update={"batch": 7}))
+    assert met == {7}
+    single = prepare(source, tmp_path / "single", CONFIG.model_copy(update={"batch": 1}))
+    assert padded.manifest.files == single.manifest.files
+
+
 CRASH = """
 import sys, time
 from atoll.data import PrepareConfig, prepare
-stage = sys.modules["atoll.data.prepare"]
+sys.modules["atoll.data.runs"].FAN_IN = 2
+stage = sys.modules["atoll.data.{module}"]
 real, calls = stage.{function}, 0
 def stuck(task):
     global calls
@@ -127,13 +171,25 @@ prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shar
 """
 
 
-@pytest.mark.parametrize(("function", "calls"), [("gather", 3), ("encode", 9), ("normalise", 1)])
-def test_killed_and_run_again(function: str, calls: int, tmp_path: Path) -> None:
-    """kill -9 in each of the three passes; what was finished is not done again, and the end is the same."""
+@pytest.mark.parametrize(
+    ("module", "function", "calls"),
+    [
+        ("prepare", "gather", 3),
+        ("runs", "merge", 2),  # six chunks become three runs, and those two
+        ("runs", "merge", 4),
+        ("prepare", "encode", 9),
+        ("prepare", "normalise", 1),
+    ],
+)
+def test_killed_and_run_again(
+    module: str, function: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 in each of the passes; what was finished is not done again, and the end is the same."""
     items = pictures(100)
     source = tars(tmp_path / "source", items, count=6)
     whole = prepare(source, tmp_path / "unbroken", CONFIG)
-    code = CRASH.format(function=function, calls=calls)
+    monkeypatch.setattr(runs, "FAN_IN", 2)
+    code = CRASH.format(module=module, function=function, calls=calls)
     process = subprocess.Popen(
         [sys.executable, "-c", code, source, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True
     )

@@ -5,7 +5,7 @@ from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
 from .lock import only_one
 from .manifest import FileEntry, Manifest, explain
-from .store import Store, check_relative, raise_if_disk_full, write_atomic
+from .store import Store, atomic_file, check_relative, raise_if_disk_full, write_atomic
 
 __all__ = [
     "Artifact",
@@ -14,6 +14,7 @@ __all__ = [
     "Manifest",
     "Store",
     "UserError",
+    "atomic_file",
     "canonical_json",
     "check_relative",
     "differences",

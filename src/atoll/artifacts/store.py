@@ -10,8 +10,11 @@ import errno
 import os
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import fsspec
 
@@ -157,11 +160,17 @@ def fsync_path(path: Path) -> None:
 
 
 def write_atomic(target: Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it, rename it, flush the folder."""
+    with atomic_file(target) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[BinaryIO]:
+    """A file to write: under a temporary name, then flushed, renamed and its folder flushed. Whole, or not there."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..artifacts import canonical_json, write_atomic
 from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
-from .gather import Slice, unite, write_table
+from .gather import slices_of_range, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids
 from .shards import join_shards, pack_captions, read_shard, write_shard
@@ -45,10 +45,14 @@ class Encoders:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One piece of a shard to encode into `folder`, not yet normalised. Ids in the index `known` are left out."""
+    """Range `number` of `ranges` of the ids in sorted runs: a piece of a shard to encode, not yet normalised.
+
+    Ids in the index `known` are left out.
+    """
 
     number: int
-    slices: tuple[Slice, ...]
+    ranges: int
+    runs: tuple[Path, ...]
     folder: Path
     encoders: Encoders
     image_shape: tuple[int, int, int]
@@ -64,7 +68,7 @@ def encode(task: EncodeTask) -> int:
     marker = task.folder / f"{task.number:05d}.json"
     if marker.exists():
         return int(json.loads(marker.read_bytes())["count"])
-    gathered = unite(task.slices, task.image_shape)
+    gathered = unite(slices_of_range(task.runs, task.number, task.ranges), task.image_shape)
     known = known_ids(task.known, gathered.ids) if task.known is not None else set()
     gathered = gathered.without(known)
     captions, strange = understood_captions(task.encoders.text, gathered.captions)
@@ -126,19 +130,20 @@ def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[st
     autoencoder = load_autoencoder(encoders.autoencoder)
     extractor = load_extractor(encoders.features, encoders.device)
     parts = []
-    # an empty shard is encoded as one black image that is cut off again: shapes and types come out right
-    count, pixels = len(pixels), pixels if len(pixels) else np.zeros((1, *pixels.shape[1:]), np.uint8)
-    for start in range(0, len(pixels), batch):
+    for start in range(0, max(1, len(pixels)), batch):
+        # filled up with black images that are cut off again: cuDNN and oneDNN plan every convolution anew for every
+        # batch size they meet, which took three times as long as the work and a gigabyte a worker
+        full = np.zeros((batch, *pixels.shape[1:]), np.uint8)
+        full[: len(pixels) - start] = pixels[start : start + batch]
         # channels last: what convolutions are fastest on, on CPUs and GPUs alike
-        images = torch.from_numpy(pixels[start : start + batch]).to(encoders.device)
-        images = images.contiguous(memory_format=torch.channels_last)
+        images = torch.from_numpy(full).to(encoders.device).contiguous(memory_format=torch.channels_last)
         part = {
             "latents": autoencoder.encode(images).float(),
             "features": extractor.extract(images).float(),
             "thumbnails": thumbnails(images),
         }
         parts.append({name: value.cpu().contiguous() for name, value in part.items()})
-    return {name: torch.cat([part[name] for part in parts])[:count] for name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts])[: len(pixels)] for name in parts[0]}
 
 
 def thumbnails(images: Tensor) -> Tensor:

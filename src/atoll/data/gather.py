@@ -10,16 +10,16 @@ Each unit of the source is read by one worker into chunks of bounded size:
 
 Ids are hashes, so a range of ids is a random part of the set whose size is known in advance: part b of B takes
 the ids in [b, b + 1) / B of the whole range. Its rows lie together in every sorted chunk, so it is put together
-from a few slices, and no step ever holds more than a chunk or a shard in memory.
+from a few slices, and no step ever holds more than a chunk or a shard in memory. `runs.py` keeps the slices few.
 """
 
 from __future__ import annotations
 
 import io
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +137,16 @@ def read_table(path: Path) -> pa.Table:
         return pa.ipc.open_file(file).read_all()
 
 
+def read_rows(path: Path, start: int, stop: int) -> pa.Table:
+    """Rows start : stop of an arrow file whose batches are equally long, the last one perhaps shorter."""
+    with pa.memory_map(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        length = reader.get_batch(0).num_rows
+        first, end = start // length, -(-stop // length)
+        batches = [reader.get_batch(number) for number in range(first, end)]
+        return pa.Table.from_batches(batches).slice(start - first * length, stop - start)
+
+
 @dataclass(frozen=True)
 class Slice:
     """Rows start : stop of one chunk."""
@@ -146,19 +156,21 @@ class Slice:
     stop: int
 
 
-def slices_by_range(stems: Sequence[Path], ranges: int) -> list[list[Slice]]:
-    """For each of `ranges` equal ranges of ids, where its rows lie."""
-    # the smallest first-eight-bytes of an id that belong to range b: ceil(b 2^64 / ranges)
-    edges = np.array([-(-b * 2**64 // ranges) for b in range(ranges)], dtype=np.uint64)
-    result: list[list[Slice]] = [[] for _ in range(ranges)]
+def slices_of_range(stems: Sequence[Path], number: int, ranges: int) -> list[Slice]:
+    """Where the rows of one of `ranges` equal ranges of ids lie."""
+    # the smallest and the first too large id of range b, by their first eight bytes: ceil(b 2^64 / ranges)
+    edges = [-(-b * 2**64 // ranges) for b in (number, number + 1)]
+    result = []
     for stem in stems:
         ids = np.load(stem.with_suffix(".ids.npy"), mmap_mode="r")
-        keys = np.ascontiguousarray(ids[:, :8]).view(">u8").ravel()
-        bounds = [*np.searchsorted(keys, edges, side="left").tolist(), len(keys)]
-        for number, (start, stop) in enumerate(pairwise(bounds)):
-            if start < stop:
-                result[number].append(Slice(stem, start, stop))
+        start, stop = (bisect_left(ids, edge, key=first_eight_bytes) for edge in edges)
+        if start < stop:
+            result.append(Slice(stem, start, stop))
     return result
+
+
+def first_eight_bytes(identity: np.ndarray) -> int:
+    return int.from_bytes(identity[:8].tobytes(), "big")
 
 
 @dataclass(frozen=True)
@@ -196,7 +208,7 @@ def unite(slices: Sequence[Slice], image_shape: tuple[int, int, int]) -> Gathere
     labels: dict[bytes, set[int]] = {}
     for number, part in enumerate(slices):
         ids = np.load(part.stem.with_suffix(".ids.npy"), mmap_mode="r")[part.start : part.stop]
-        table = read_table(part.stem.with_suffix(".arrow")).slice(part.start, part.stop - part.start)
+        table = read_rows(part.stem.with_suffix(".arrow"), part.start, part.stop)
         for row, (identity, texts, label) in enumerate(
             zip(map(bytes, ids), table["captions"].to_pylist(), table["label"].to_pylist(), strict=True)
         ):

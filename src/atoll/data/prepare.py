@@ -30,10 +30,11 @@ from ..models.autoencoders import load_autoencoder
 from ..partition.features import load_extractor
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
-from .gather import GatherTask, chunk_stems, gather, read_rejects, read_table, slices_by_range
+from .gather import GatherTask, gather, read_rejects, read_table
 from .index import SCHEMA
 from .predecessor import Predecessor
 from .progress import Progress, silent
+from .runs import merge_to_few
 from .shards import read_shard, write_shard
 from .sources import Reject, Source, SourceConfig, Unit, open_source
 from .space import TextSpace
@@ -117,11 +118,11 @@ def prepare(
             shutil.rmtree(draft.folder)  # nothing here is worth going on with
             raise UserError(f"{source}: none of its images can be used; {why}")
 
-        stems = chunk_stems(chunks)
-        text = text_space(config.text_encoder, stems) if old is None else old.text
+        runs = merge_to_few(chunks, workers, progress)
+        text = text_space(config.text_encoder, runs) if old is None else old.text
         encoders = Encoders(config.autoencoder, config.features, text, config.text, device)
         shards = -(-rows // config.shard_rows)
-        tasks = encode_tasks(stems, shards * PIECES, encoded, encoders, image_shape, config, old)
+        tasks = encode_tasks(runs, shards * PIECES, encoded, encoders, image_shape, config, old)
         count = 0
         for shard_count in workers.map(encode, tasks):
             count += shard_count
@@ -198,7 +199,7 @@ def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, devi
 
 
 def encode_tasks(
-    stems: Sequence[Path],
+    runs: tuple[Path, ...],
     pieces: int,
     folder: Path,
     encoders: Encoders,
@@ -210,7 +211,8 @@ def encode_tasks(
     return [
         EncodeTask(
             number=number,
-            slices=tuple(slices),
+            ranges=pieces,
+            runs=runs,
             folder=folder,
             encoders=encoders,
             image_shape=image_shape,
@@ -220,7 +222,7 @@ def encode_tasks(
             holdout=config.holdout,
             known=None if old is None else old.index,
         )
-        for number, slices in enumerate(slices_by_range(stems, pieces))
+        for number in range(pieces)
     ]
 
 
@@ -287,19 +289,20 @@ def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: Pr
     ]
 
 
-def text_space(name: str, stems: Sequence[Path]) -> TextSpace | None:
-    """The text space of the encoder of this name, for the captions in these chunks; None without captions."""
-    if name == "none" or next(all_captions(stems), None) is None:
+def text_space(name: str, runs: Sequence[Path]) -> TextSpace | None:
+    """The text space of the encoder of this name, for the captions in these runs; None without captions."""
+    if name == "none" or next(all_captions(runs), None) is None:
         return None
     if name == "words":
-        return Words.of(all_captions(stems)).space
+        return Words.of(all_captions(runs)).space
     return pretrained_space(name)
 
 
-def all_captions(stems: Sequence[Path]) -> Iterator[str]:
-    for stem in stems:
-        for texts in read_table(stem.with_suffix(".arrow"))["captions"].to_pylist():
-            yield from texts
+def all_captions(runs: Sequence[Path]) -> Iterator[str]:
+    for run in runs:
+        for batch in read_table(run.with_suffix(".arrow")).to_batches():
+            for texts in batch["captions"].to_pylist():
+                yield from texts
 
 
 def pieces_of(shard: int) -> range:

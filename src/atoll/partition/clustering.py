@@ -74,7 +74,7 @@ def cluster(
     fine = np.ascontiguousarray(fine[used])
     if len(fine) < clusters:
         raise UserError(f"-k {clusters}: k-means found only {len(fine)} separate groups; use a smaller -k")
-    with faiss_threads(threads):
+    with faiss_threads(1):  # so small that threads wait for each other twenty times as long as they compute
         coarse = coarse_clusters(fine, sizes, clusters, seed)
     if balance is not None:
         coarse = rebalance(fine, sizes, coarse, clusters, balance)

@@ -20,15 +20,16 @@ from atoll.training.step import micro_batches, report_due, take_step
 PLAN = Training(images=1000, batch=10, learning_rate=0.1, ema_images=100, seed=0)
 
 
-def state(seed: int = 0) -> TrainingState:
+def state(seed: int = 0, device: str = "cpu") -> TrainingState:
     torch.manual_seed(seed)
-    module = nn.Linear(3, 2)
+    module = nn.Linear(3, 2).to(device)
     return TrainingState(module, adamw(module, 0.1, (0.9, 0.999), 0.01), WeightAverage(module, 100))
 
 
 def step(current: TrainingState, images: int = 10) -> None:
     x = torch.randn(4, 3, generator=generator("x", current.images))
-    loss = current.module(x).square().mean()
+    where = next(current.module.parameters()).device
+    loss = current.module(x.to(where)).square().mean()
     loss.backward()
     take_step(current, PLAN, loss.item(), images)
 
@@ -74,12 +75,16 @@ def test_a_state_saved_and_restored_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: NOT TESTED HERE")
 def test_a_state_restored_on_a_gpu_keeps_its_step_count_there(tmp_path: Path) -> None:
-    current = state()
-    current.module.cuda()
+    current = state(device="cuda")
     step(current)
     Checkpoints(tmp_path, 0).save(current, Ledger())
-    Checkpoints(tmp_path, 0).restore(current)
-    assert {value.device.type for moments in current.optimizer.state.values() for value in moments.values()} == {"cuda"}
+    step(current)
+    other = state(seed=99, device="cuda")
+    Checkpoints(tmp_path, 0).restore(other)
+    step(other)
+    for name, value in current.tensors().items():
+        assert torch.equal(value, other.tensors()[name]), name
+    assert {value.device.type for moments in other.optimizer.state.values() for value in moments.values()} == {"cuda"}
 
 
 def test_only_the_newest_two_checkpoints_stay(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ WORDS_SHOWN = 8
 
 
 def measure(
-    index: Index, samples: ShardSet, assignment: np.ndarray, sizes: Sequence[dict[str, int]], seed: int
+    index: Index, samples: ShardSet, assignment: np.ndarray, sizes: Sequence[dict[str, int]], seed: int, threads: int
 ) -> dict[str, Any]:
     """Numbers for the report, rounded so that they mean the same on another machine.
 
@@ -43,19 +43,23 @@ def measure(
     if 2 * len(labelled) > len(train) and len(set(labels.tolist())) > 1:
         found = assignment[labelled]
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(found)
-        others = {"clusters": found, "random": shuffled, "pixels": by_pixels(samples, labelled, len(sizes), seed)}
+        others = {
+            "clusters": found,
+            "random": shuffled,
+            "pixels": by_pixels(samples, labelled, len(sizes), seed, threads),
+        }
         quality["nmi"] = {
             name: round(float(normalized_mutual_info_score(labels, cut)), 4) for name, cut in others.items()
         }
     return quality
 
 
-def by_pixels(samples: ShardSet, rows: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+def by_pixels(samples: ShardSet, rows: np.ndarray, clusters: int, seed: int, threads: int) -> np.ndarray:
     """Clusters of the same samples made in the same way from their thumbnails, without a bound on balance."""
     pixels = samples.thumbnails(torch.from_numpy(rows)).float().flatten(1).numpy() / 255.0
     cells = cells_for(len(rows), clusters, 1024)
-    made = cluster(pixels, clusters, cells=cells, seed=seed, balance=None, threads=1)
-    return made.assign(pixels, 1)[0]
+    made = cluster(pixels, clusters, cells=cells, seed=seed, balance=None, threads=threads)
+    return made.assign(pixels, threads)[0]
 
 
 def telling_words(captions: Sequence[Sequence[str]], assignment: np.ndarray, clusters: int) -> list[list[str]]:

@@ -87,7 +87,7 @@ def partition(
         space = LatentSpace.model_validate(parent.config["latent"])
         write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
         progress("measuring", 0, None)
-        quality = measure(index, samples, assignment, sizes, config.seed)
+        quality = measure(index, samples, assignment, sizes, config.seed, config.threads)
         (draft.folder / "quality.json").write_bytes(canonical_json(quality) + b"\n")
         described = index.rows("train")[:DESCRIBED]
         write_report(

@@ -1,6 +1,7 @@
 """Prepare and partition against the plain way, in one run: images per second, peak memory, growth, agreement.
 
     python benchmarks/prepare.py images --source train-*.parquet --counts 2000 10000 --autoencoder taef2 --out out.json
+    python benchmarks/prepare.py many --counts 10000 100000 1000000 --out many.json
     python benchmarks/prepare.py kmeans --rows 1000000 --width 1024 --out kmeans.json
 
 The plain way is what a script does: open each image with PIL, one torch call per image and network, keep
@@ -47,6 +48,12 @@ def main() -> None:
     images.add_argument("--batch", type=int, default=None, help="images per call [default: prepare's own]")
     images.add_argument("--work", type=Path, default=None, help="keep the artifacts here [default: a new folder]")
     images.add_argument("--out", type=Path, required=True)
+    many = verbs.add_parser(
+        "many", help="prepare + partition on very many small synthetic images: how time and memory grow"
+    )
+    many.add_argument("--counts", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    many.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    many.add_argument("--out", type=Path, required=True)
     kmeans = verbs.add_parser("kmeans", help="two-level k-means on synthetic features")
     kmeans.add_argument("--rows", type=int, default=1_000_000)
     kmeans.add_argument("--width", type=int, default=1024)
@@ -60,6 +67,8 @@ def main() -> None:
         measure(json.loads(arguments.job))
     elif arguments.verb == "images":
         compare_images(arguments)
+    elif arguments.verb == "many":
+        grow(arguments)
     else:
         compare_kmeans(arguments)
 
@@ -95,6 +104,51 @@ def compare_images(arguments: argparse.Namespace) -> None:
     print(json.dumps(record, indent=2))
 
 
+def grow(arguments: argparse.Namespace) -> None:
+    shared = {"size": 16, "autoencoder": "pixels", "features": "pixels", "device": "cpu", "batch": None}
+    record: dict[str, Any] = {
+        "machine": machine("cpu"),
+        "settings": {**shared, "workers": arguments.workers},
+        "runs": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="atoll-many-") as work:
+        for count in arguments.counts:
+            job = {"count": count, "source": f"{work}/{count}", "out": f"{work}/run-{count}", **shared}
+            job["workers"] = arguments.workers
+            write_pictures(Path(job["source"]), count, shared["size"])
+            for name in ("ours", "partition"):
+                record["runs"].append(run({"job": name, **job}))
+                save(arguments.out, record)
+            shutil.rmtree(job["source"])
+            shutil.rmtree(job["out"])
+    print(json.dumps(record, indent=2))
+
+
+def write_pictures(folder: Path, count: int, size: int) -> None:
+    """Four random corners with colours running between them, as PNGs in parquet files of 5,000.
+
+    The label, and the number in the caption, is that of the brightness in ten steps.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    folder.mkdir()
+    generator = np.random.Generator(np.random.Philox(0))
+    slope = np.stack([np.linspace(1, 0, size), np.linspace(0, 1, size)], axis=1).astype(np.float32)  # [size, 2]
+    for start in range(0, count, 5_000):
+        corners = generator.integers(0, 256, (min(5_000, count - start), 2, 2, 3)).astype(np.float32)
+        pixels = np.einsum("yi,xj,nijc->nyxc", slope, slope, corners)
+        labels = corners.mean((1, 2, 3)).astype(np.int32) * 10 // 256
+        images = []
+        for picture in pixels.astype(np.uint8):
+            Image.fromarray(picture).save(content := io.BytesIO(), "PNG", compress_level=0)
+            images.append(content.getvalue())
+        captions = [f"a picture of number {label}" for label in labels]
+        table = pa.table({"image": images, "caption": captions, "label": labels})
+        pq.write_table(table, folder / f"{start:09d}.parquet")
+
+
 def compare_kmeans(arguments: argparse.Namespace) -> None:
     shared = {"width": arguments.width, "threads": arguments.threads}
     record: dict[str, Any] = {"machine": machine("cpu"), "runs": []}
@@ -125,6 +179,7 @@ def measure(job: dict[str, Any]) -> None:
     jobs = {
         "plain": plain,
         "ours": ours,
+        "partition": our_partition,
         "clusters": clusters,
         "our-kmeans": our_kmeans,
         "sklearn-kmeans": sklearn_kmeans,
@@ -169,7 +224,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     from atoll.data import Local, PrepareConfig, prepare
 
     config = PrepareConfig(
-        size=SIZE,
+        size=job.get("size", SIZE),
         autoencoder=job["autoencoder"],
         features=job["features"],
         batch=job["batch"],
@@ -196,6 +251,31 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def our_partition(job: dict[str, Any]) -> dict[str, Any]:
+    from atoll.data import Local
+    from atoll.partition import PartitionConfig, partition
+
+    run_folder = Path(job["out"])
+    started = time.monotonic()
+    marks: dict[str, float] = {}
+
+    def progress(task: str, done: int, total: int | None) -> None:
+        marks[task] = time.monotonic() - started
+
+    config = PartitionConfig(clusters=CLUSTERS, threads=job["workers"])
+    made = partition(
+        run_folder / "data", run_folder / "partition", config, engine=Local(job["workers"]), progress=progress
+    )
+    seconds = time.monotonic() - started
+    return {
+        "seconds": round(seconds, 2),
+        "until_s": {task: round(at, 2) for task, at in marks.items()},
+        "quality": json.loads(made.read("quality.json")),
+        "sizes": [size["train"] for size in json.loads(made.read("sizes.json"))["clusters"]],
+        "digest": made.digest,
+    }
+
+
 def clusters(job: dict[str, Any]) -> dict[str, Any]:
     """Our partition, and scikit-learn's KMeans on the same features."""
     import torch
@@ -204,14 +284,10 @@ def clusters(job: dict[str, Any]) -> dict[str, Any]:
 
     from atoll.artifacts import Artifact
     from atoll.data import Index, ShardSet
-    from atoll.partition import PartitionConfig, partition
     from atoll.partition.clustering import cells_for, cluster, unit_length
 
     run_folder = Path(job["out"])
-    started = time.monotonic()
-    config = PartitionConfig(clusters=CLUSTERS, threads=job["workers"])
-    made = partition(run_folder / "data", run_folder / "partition", config)
-    seconds = time.monotonic() - started
+    made = our_partition(job)
     data = Artifact.open(run_folder / "data", "data")
     index = Index.of(data)
     samples = ShardSet([data.file(name) for name in data.names("shards/")])
@@ -226,14 +302,13 @@ def clusters(job: dict[str, Any]) -> dict[str, Any]:
     found = KMeans(CLUSTERS, n_init=1, random_state=0).fit_predict(features)
     plain_seconds = time.monotonic() - started
     return {
-        "partition_s": round(seconds, 2),
-        "quality": json.loads(made.read("quality.json")),
-        "sizes": [size["train"] for size in json.loads(made.read("sizes.json"))["clusters"]],
+        "partition_s": made["seconds"],
+        "partition_until_s": made["until_s"],
+        **{name: made[name] for name in ("quality", "sizes", "digest")},
         "our_kmeans_s": round(our_seconds, 2),
         "our_nmi_without_bound": round(float(normalized_mutual_info_score(index.labels[rows], unbounded)), 4),
         "sklearn_kmeans_s": round(plain_seconds, 2),
         "sklearn_nmi": round(float(normalized_mutual_info_score(index.labels[rows], found)), 4),
-        "digest": made.digest,
     }
 
 

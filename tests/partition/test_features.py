@@ -15,7 +15,7 @@ from PIL import Image
 from atoll.artifacts import UserError
 from atoll.data import Index, PrepareConfig, prepare
 from atoll.partition import PartitionConfig, partition
-from atoll.partition.features import load_extractor
+from atoll.partition.features import DINOV2, best_extractor, load_extractor
 
 
 def val_images(shared: Path, count: int) -> tuple[torch.Tensor, list[str]]:
@@ -61,6 +61,19 @@ def test_dinov2_by_a_folder(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = network(pixel_values=(images / 255.0 - mean) / std).last_hidden_state[:, 0]
         torch.testing.assert_close(extractor.extract(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_who_names_no_extractor_gets_the_best_this_machine_can_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("ATOLL_MODELS", str(tmp_path))
+    assert best_extractor("cuda") == "efficientnet-lite0", "no weights, no network"
+    (tmp_path / DINOV2).mkdir(parents=True)
+    (tmp_path / DINOV2 / "model.safetensors").write_bytes(b"weights")
+    assert best_extractor("cuda") == "dinov2"
+    assert best_extractor("cpu") == "efficientnet-lite0", "a second an image is no default"
 
 
 def test_unknown_extractors_are_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import find
-from ..data.engine import engine_named
+from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
 from .bars import bars
@@ -23,7 +23,11 @@ def prepare(
     size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64; digits: 8)")] = None,
     autoencoder: Annotated[str | None, typer.Option(help="pixels, taef2, or a diffusers folder or id")] = None,
     features: Annotated[
-        str | None, typer.Option(help="What clusters are made by: pixels, efficientnet-lite0, dinov2, dinov2:PLACE")
+        str | None,
+        typer.Option(
+            help="What clusters are made by: pixels, efficientnet-lite0, dinov2, dinov2:PLACE "
+            "(default: dinov2 on a GPU if it can be had, else efficientnet-lite0)"
+        ),
     ] = None,
     text_encoder: Annotated[str | None, typer.Option(help="words, clip:PLACE, t5:PLACE, minilm, or none")] = None,
     text: Annotated[str | None, typer.Option(help="cache embeddings now, or online: while training")] = None,
@@ -31,7 +35,12 @@ def prepare(
     image_column: Annotated[str | None, typer.Option(help="Of a table, where several columns can be it")] = None,
     onto: Annotated[str | None, typer.Option(help="An older data artifact to add these samples to")] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: a cluster that shares the folders")] = "local",
-    workers: Annotated[int, typer.Option(help="Processes of the local engine; change the time, not the result")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes of the local engine (default: one per core, on a GPU 8 at most); not in the result"
+        ),
+    ] = None,
     ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster (default: this machine)")] = None,
     device: Annotated[str, typer.Option(help="Where the encoders run, such as cuda")] = "cpu",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
@@ -62,6 +71,8 @@ def prepare(
     }
     settings = read_settings(PrepareConfig(), file=config, flags=flags, overrides=set_ or ())
     there = find(out) is not None
+    if workers is None:
+        workers = 1 if source == "digits" else workers_for(device)  # starting one takes longer than all digits
     where = engine_named(engine, workers, ray_address)
     with bars() as progress:
         data = prepare_stage(source, out, settings, onto=onto, engine=where, device=device, progress=progress)
@@ -70,5 +81,6 @@ def prepare(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "
         f"{data.config['repeats']:,} repeats, {rejected:,} rejected  {data.digest[:12]}"
     )
+    typer.echo(f"  latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
     for reason, count in data.config["rejected"].items():
         typer.echo(f"  rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -52,6 +53,12 @@ class Local:
                 yield Pool(pool, self.workers)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+
+def workers_for(device: str) -> int:
+    """One per core; on a GPU at most eight, since each holds a context and the networks there."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if device == "cpu" else min(cores, 8)
 
 
 class ThisProcess:

@@ -27,7 +27,7 @@ from ..artifacts import (
     write_atomic,
 )
 from ..models.autoencoders import load_autoencoder
-from ..partition.features import load_extractor
+from ..partition.features import best_extractor, load_extractor
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
 from .gather import GatherTask, gather, read_rejects, read_table
@@ -52,7 +52,7 @@ class PrepareConfig(BaseModel):
     size: int | None = Field(default=None, gt=0, description="side of the square images; None: the source's own")
     smallest: int | None = Field(default=None, gt=0, description="shortest side accepted; None: half of size")
     autoencoder: str = "pixels"
-    features: str | None = Field(default=None, description="pixels, efficientnet-lite0, dinov2; None: the source's own")
+    features: str | None = Field(default=None, description="pixels, efficientnet-lite0, dinov2; None: the best here")
     text_encoder: str = Field(default="words", description="words, clip:PLACE, t5:PLACE, minilm, or none")
     text: Literal["cache", "online"] = Field(default="cache", description="online: islands embed captions themselves")
     validation: float = Field(default=0.05, ge=0, lt=1, description="share of the samples an island validates on")
@@ -191,7 +191,7 @@ def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, devi
         update={
             "size": size,
             "smallest": config.smallest or max(1, size // 2),
-            "features": config.features or origin.default_features,
+            "features": config.features or origin.default_features or best_extractor(device),
             # a core works fastest on what its cache holds, a GPU on what fills it
             "batch": config.batch or (8 if device == "cpu" else 256),
         }

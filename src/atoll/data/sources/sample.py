@@ -63,8 +63,8 @@ class Source(Protocol):
     def default_size(self) -> int: ...
 
     @property
-    def default_features(self) -> str:
-        """The extractor to cluster by when none is named; one that needs no download."""
+    def default_features(self) -> str | None:
+        """The extractor to cluster by when none is named; None: the best this machine can run."""
         ...
 
     @property
@@ -81,4 +81,4 @@ class ColourImages:
 
     channels = 3
     default_size = 64
-    default_features = "efficientnet-lite0"
+    default_features = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +19,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from atoll.artifacts import UserError
+from atoll.artifacts import UserError, only_one
 from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, prepare, runs
 from atoll.data.gather import Slice, slices_of_range
+from atoll.data.predecessor import link
 from atoll.data.sources import SourceConfig
 from atoll.models.autoencoders import Pixels
 from atoll.partition.features import PixelFeatures
@@ -120,6 +123,8 @@ def test_many_chunks_are_merged_into_few(tmp_path: Path, monkeypatch: pytest.Mon
     source = tars(tmp_path / "source", [*items, *repeats], count=11)
     at_once = prepare(source, tmp_path / "at-once", CONFIG)
     monkeypatch.setattr(runs, "FAN_IN", 2)
+    monkeypatch.setattr(runs, "CHUNK_BYTES", 5 * 3 * 16 * 16)  # five images: a run is merged in several ranges
+    monkeypatch.setattr(runs, "TABLE_ROWS", 4)
     opened: list[int] = []
 
     def counting(stems: tuple[Path, ...], number: int, ranges: int) -> list[Slice]:
@@ -157,15 +162,15 @@ CRASH = """
 import sys, time
 from atoll.data import PrepareConfig, prepare
 sys.modules["atoll.data.runs"].FAN_IN = 2
-stage = sys.modules["atoll.data.{module}"]
+stage = sys.modules["atoll.{module}"]
 real, calls = stage.{function}, 0
-def stuck(task):
+def stuck(*arguments):
     global calls
     calls += 1
     if calls > {calls}:
         print("now", flush=True)
         time.sleep(60)
-    return real(task)
+    return real(*arguments)
 stage.{function} = stuck
 prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shard_rows=40))
 """
@@ -174,11 +179,13 @@ prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shar
 @pytest.mark.parametrize(
     ("module", "function", "calls"),
     [
-        ("prepare", "gather", 3),
-        ("runs", "merge", 2),  # six chunks become three runs, and those two
-        ("runs", "merge", 4),
-        ("prepare", "encode", 9),
-        ("prepare", "normalise", 1),
+        ("data.prepare", "gather", 3),
+        ("data.runs", "merge", 2),  # six chunks become three runs, and those two
+        ("data.runs", "merge", 4),
+        ("data.prepare", "encode", 9),
+        ("data.prepare", "normalise", 1),
+        ("data.prepare", "write_index", 0),
+        ("artifacts.artifact", "describe", 0),  # in the commit, where every file is hashed
     ],
 )
 def test_killed_and_run_again(
@@ -198,15 +205,142 @@ def test_killed_and_run_again(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "data").exists()
-    state = tmp_path / ".data.partial" / "state"
-    finished = {path: path.stat().st_mtime_ns for path in state.rglob("*.json")}
+    partial = tmp_path / ".data.partial"
+    made = [*(partial / "state").rglob("*.json"), *partial.glob("shards/*.safetensors")]
+    finished = {path: path.stat().st_mtime_ns for path in made}
     assert len(finished) > calls
     time.sleep(0.01)
     seen: list[str] = []
     data = prepare(source, tmp_path / "data", CONFIG, progress=lambda task, done, total: seen.extend(again(finished)))
     assert data.digest == whole.digest
     assert seen == [], "finished work was done again"
-    assert not (tmp_path / ".data.partial").exists()
+    assert not partial.exists()
+    assert not (tmp_path / "data" / "state").exists()
+
+
+def test_killed_while_it_clears_up(tmp_path: Path) -> None:
+    """The artifact is in its place, its state/ is not quite gone: the same command finds it, and clears up."""
+    source = tars(tmp_path / "source", pictures(30))
+    whole = prepare(source, tmp_path / "data", CONFIG)
+    (tmp_path / "data" / "state" / "chunks").mkdir(parents=True)
+    assert prepare(source, tmp_path / "data", CONFIG).digest == whole.digest
+    assert not (tmp_path / "data" / "state").exists()
+
+
+def test_a_folder_nobody_vouches_for_is_not_trusted(tmp_path: Path) -> None:
+    """Shards without a record of what they are: another source's would be taken for this one's."""
+    ours, theirs = (folder(tmp_path / name, pictures(30, first=first)) for name, first in (("a", 0), ("b", 100)))
+    expected = prepare(ours, tmp_path / "expected", CONFIG)
+    prepare(theirs, tmp_path / "theirs", CONFIG)
+    (tmp_path / "theirs").rename(tmp_path / ".data.partial")
+    assert prepare(ours, tmp_path / "data", CONFIG).digest == expected.digest
+
+
+def test_a_place_that_is_taken_is_refused_before_the_work(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", pictures(5))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for place, why in (("full", "already exists"), ("file", "is a file"), ("file/below", "cannot be written")):
+        with pytest.raises(UserError, match=why):
+            prepare(source, tmp_path / place, CONFIG)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "source"]
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", pictures(5))
+    with only_one(tmp_path / ".data.partial"), pytest.raises(UserError, match="another process is working here"):
+        prepare(source, tmp_path / "data", CONFIG)
+    prepare(source, tmp_path / "data", CONFIG)
+
+
+def test_what_was_read_serves_other_settings(tmp_path: Path) -> None:
+    """A mistake that shows after the first pass costs the second only; another size costs both, and is refused."""
+    source = tars(tmp_path / "source", pictures(40), count=3)
+    with pytest.raises(UserError, match="leave none for training"):
+        prepare(source, tmp_path / "data", CONFIG.model_copy(update={"holdout": 0.9999}))
+    chunks = tmp_path / ".data.partial" / "state" / "chunks"
+    finished = {path: path.stat().st_mtime_ns for path in chunks.glob("*.json")}
+    assert len(finished) == 3
+    with pytest.raises(UserError, match=r"another source or size \(size: 16 -> 24"):
+        prepare(source, tmp_path / "data", CONFIG.model_copy(update={"size": 24}))
+    seen: list[str] = []
+    data = prepare(source, tmp_path / "data", CONFIG, progress=lambda task, done, total: seen.extend(again(finished)))
+    assert seen == []
+    assert data.digest == prepare(source, tmp_path / "fresh", CONFIG).digest
+
+
+def test_another_column_is_another_source(tmp_path: Path) -> None:
+    from pyarrow import parquet as pq
+    from pyarrow import table
+
+    one, two = ([item.content for item in pictures(20, first=first)] for first in (0, 50))
+    pq.write_table(table({"a": one, "b": two}), tmp_path / "both.parquet")
+    settings = {name: CONFIG.model_copy(update={"source": SourceConfig(image_column=name)}) for name in "ab"}
+    source = str(tmp_path / "both.parquet")
+    prepare(source, tmp_path / "data", settings["a"])
+    with pytest.raises(UserError, match=r"read in another way \(image_column"):
+        prepare(source, tmp_path / "data", settings["b"])
+    assert (
+        prepare(source, tmp_path / "other", settings["b"]).digest
+        != prepare(source, tmp_path / "data", settings["a"]).digest
+    )
+
+
+def test_the_extractor_chosen_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is best here may change with the network; the same command means the same thing all the same."""
+    stage = sys.modules["atoll.data.prepare"]
+    source, config = folder(tmp_path / "source", pictures(30)), CONFIG.model_copy(update={"features": None})
+    monkeypatch.setattr(stage, "best_extractor", lambda device: "pixels")
+    first = prepare(source, tmp_path / "data", config)
+    monkeypatch.setattr(stage, "best_extractor", lambda device: pytest.fail("asked again"))
+    assert prepare(source, tmp_path / "data", config).digest == first.digest
+
+
+def test_workers_end_with_a_killed_run(tmp_path: Path) -> None:
+    """kill -9 of the command: nobody is left behind to hold memory or to write into the next run's folder."""
+    source = tars(tmp_path / "source", pictures(400), count=4)
+    code = f"""
+from atoll.data import Local, PrepareConfig, prepare
+import multiprocessing, time
+def show(*_):
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    time.sleep(60)
+if __name__ == "__main__":
+    config = PrepareConfig(size=16, features="pixels")
+    prepare({source!r}, {str(tmp_path / "data")!r}, config, engine=Local(2), progress=show)
+"""
+    (tmp_path / "run.py").write_text(code)
+    process = subprocess.Popen([sys.executable, str(tmp_path / "run.py")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in workers if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_a_copy_cut_short_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Onto another disk shards are copied, not linked; what a killed copy leaves must not pass for a shard."""
+
+    def no_link(source: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    def half(source: io.BufferedReader, target: io.BufferedWriter) -> None:
+        target.write(source.read()[:100])
+        raise KeyboardInterrupt
+
+    (tmp_path / "shard").write_bytes(bytes(1000))
+    monkeypatch.setattr(os, "link", no_link)
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(shutil, "copyfileobj", half)
+        link(tmp_path / "shard", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    link(tmp_path / "shard", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == bytes(1000)
 
 
 def again(finished: dict[Path, int]) -> list[str]:
@@ -217,8 +351,8 @@ def test_unfinished_work_of_another_kind_is_refused(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", pictures(10))
     state = tmp_path / ".data.partial" / "state"
     state.mkdir(parents=True)
-    (state / "work.json").write_text(json.dumps({"request": {"size": 99}, "source": source, "files": "0"}))
-    with pytest.raises(UserError, match=r"unfinished work with other settings .*size"):
+    (state / "work.json").write_text(json.dumps({"reading": {"size": 99}, "encoding": {"features": "pixels"}}))
+    with pytest.raises(UserError, match=r"unfinished work on another source or size .*size"):
         prepare(source, tmp_path / "data", CONFIG)
 
 

@@ -21,6 +21,8 @@ def test_ray_and_local_agree(tmp_path: Path) -> None:
     remote = prepare(source, tmp_path / "remote", CONFIG, engine=Ray())
     assert local.digest == remote.digest
     config = PartitionConfig(clusters=3)
+    with pytest.raises(UserError, match="the Ray cluster has no GPU"), Ray(gpu=True).start():
+        pass
     here = partition(tmp_path / "local", tmp_path / "here", config, engine=Local())
     there = partition(tmp_path / "local", tmp_path / "there", config, engine=Ray())
     assert here.digest == there.digest

@@ -1,6 +1,6 @@
 """Artifacts: manifests, digests and stores. Knows no stage by name and imports nothing of ours."""
 
-from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
+from .artifact import STATE, Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
 from .lock import only_one
@@ -8,6 +8,7 @@ from .manifest import FileEntry, Manifest, explain
 from .store import Store, atomic_file, check_relative, raise_if_disk_full, write_atomic
 
 __all__ = [
+    "STATE",
     "Artifact",
     "Draft",
     "FileEntry",

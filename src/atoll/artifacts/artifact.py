@@ -13,14 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .digest import canonical_json, sha256_file
 from .errors import UserError
+from .lock import LOCK, only_one
 from .manifest import NAME, UNLISTED, FileEntry, Manifest
 from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
+
+STATE = "state"  # of half-done work, in a draft's folder; never listed
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,9 @@ class Draft:
 
     On a disk the folder is a hidden sibling of `out` renamed at the end; for an object store it is a local
     temporary folder that is uploaded, manifest last. With `resumable` a folder left by a killed process is
-    kept and found again, and is not removed on failure; the caller decides which of its files to trust.
+    kept and found again, and is not removed on failure; the caller decides which of its files to trust, and keeps
+    what it needs for that in `folder / STATE`, which goes when the artifact is in its place and not before.
+    One process at a time: a second one is refused.
     """
 
     def __init__(self, place: str | Path | Store, kind: str, *, resumable: bool = False) -> None:
@@ -165,16 +171,24 @@ class Draft:
             label = "".join(c if c.isalnum() else "-" for c in self.store.url)
             self.folder = Path(tempfile.gettempdir()) / f"atoll-{label}.partial"
         self._committed = False
+        self._held = ExitStack()
 
     def __enter__(self) -> Draft:
+        self._check_free()
+        try:
+            self._held.enter_context(only_one(self.folder))
+        except OSError as error:
+            raise UserError(
+                f"--out {self.store}: cannot be written ({error.strerror}); choose another --out"
+            ) from error
         if not self.resumable:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+            self.clear()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if not self._committed and not (self.resumable and error is not None):
             shutil.rmtree(self.folder, ignore_errors=True)
+        self._held.close()
         if error is not None:
             raise_if_disk_full(error, self.store.url)
 
@@ -182,28 +196,45 @@ class Draft:
         self, *, config: Mapping[str, Any], parents: Mapping[str, str] | None = None, licence: str | None = None
     ) -> Artifact:
         """Hash every file, write the manifest last, and put the folder in its place."""
-        visible = [p for p in self.folder.rglob("*") if p.is_file() and not p.name.startswith(".")]
-        names = [path.relative_to(self.folder).as_posix() for path in visible]
+        state = self.folder / STATE
+        files = [p for p in self.folder.rglob("*") if p.is_file() and state not in p.parents]
+        names = [path.relative_to(self.folder).as_posix() for path in files if not path.name.startswith(".")]
         listed = [name for name in names if name.split("/")[0] not in UNLISTED]
         manifest = describe(self.folder, listed, self.kind, config, parents or {}, licence)
         write_provenance(self.folder)
         (self.folder / NAME).write_bytes(manifest.to_bytes())
-        for path in [p for p in self.folder.rglob("*") if p.is_file()]:
+        for path in [*files, self.folder / NAME]:
             fsync_path(path)
-        if not self.store.is_local and self.store.exists(NAME):
-            raise UserError(f"{self.store}: already exists; choose another --out or remove it")
+        self._check_free()  # again: it may have been hours
         if self.store.is_local:
             final = self.store.path
-            if final.is_file():
-                raise UserError(f"{final}: is a file; give a folder that does not exist yet")
-            if final.exists() and any(final.iterdir()):
-                raise UserError(f"{final}: already exists; choose another --out or remove it")
             os.replace(self.folder, final)
             fsync_path(final.parent)
+            (final / LOCK).unlink()
+            shutil.rmtree(final / STATE, ignore_errors=True)
         else:
             self._upload(manifest)
         self._committed = True
         return Artifact(self.store, manifest)
+
+    def clear(self) -> None:
+        """Remove everything in the folder but its lock."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+
+    def _check_free(self) -> None:
+        """Refuse a place that cannot become this artifact: before the work, and once more at its end."""
+        if not self.store.is_local:
+            taken = self.store.exists(NAME)
+        elif self.store.path.is_file():
+            raise UserError(f"{self.store}: is a file; give a folder that does not exist yet")
+        else:
+            taken = self.store.path.exists() and any(self.store.path.iterdir())
+        if taken:
+            raise UserError(f"{self.store}: already exists; choose another --out or remove it")
 
     def _upload(self, manifest: Manifest) -> None:
         for name in [*manifest.files, "provenance.json", "log.jsonl"]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UserError
+
+LOCK = ".lock"
 
 
 @contextmanager
@@ -16,13 +19,18 @@ def only_one(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
     If another process has it: an error, or with `wait`, for work of a moment, the lock when it is free.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+b") as stream:
-        try:
-            _lock(stream.fileno(), wait)
-        except OSError as error:
-            raise UserError(f"{folder}: another process is working here; wait for it or stop it") from error
-        yield
+    path = folder / LOCK
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as stream:
+            try:
+                _lock(stream.fileno(), wait)
+            except OSError as error:
+                raise UserError(f"{folder}: another process is working here; wait for it or stop it") from error
+            # whoever had it until now may have moved or removed the folder: then this is the lock of nothing
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+                yield
+                return
 
 
 def _lock(handle: int, wait: bool) -> None:

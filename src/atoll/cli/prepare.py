@@ -56,7 +56,7 @@ def prepare(
 
       atoll prepare photos/ --out runs/photos/data --size 256 --autoencoder stabilityai/sd-vae-ft-mse --workers 8
 
-      atoll prepare s3://bucket/laion/ --out s3://bucket/run/data --engine ray --device cuda
+      atoll prepare s3://bucket/laion/ --out /shared/run/data --engine ray --ray-address auto --device cuda
 
       atoll prepare more-photos/ --onto runs/photos/data --out runs/photos/data-2
     """
@@ -73,7 +73,7 @@ def prepare(
     there = find(out) is not None
     if workers is None:
         workers = 1 if source == "digits" else workers_for(device)  # starting one takes longer than all digits
-    where = engine_named(engine, workers, ray_address)
+    where = engine_named(engine, workers, ray_address, device)
     with bars() as progress:
         data = prepare_stage(source, out, settings, onto=onto, engine=where, device=device, progress=progress)
     rejected = sum(data.config["rejected"].values())

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..artifacts import UserError
+
+WORKERS_PER_GPU = 8  # each holds a context and the networks there
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -48,7 +52,10 @@ class Local:
             yield ThisProcess()
             return
         # spawn: a forked process would inherit locks of torch's and faiss's threads
-        with ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=end_with, initargs=(os.getpid(),)
+        ) as pool:
             try:
                 yield Pool(pool, self.workers)
             finally:
@@ -56,9 +63,20 @@ class Local:
 
 
 def workers_for(device: str) -> int:
-    """One per core; on a GPU at most eight, since each holds a context and the networks there."""
+    """One per core; on a GPU no more than it has room for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if device == "cpu" else min(cores, 8)
+    return cores if device == "cpu" else min(cores, WORKERS_PER_GPU)
+
+
+def end_with(parent: int) -> None:
+    """Let this process end when its parent does, however that ends: it would hold memory, and write where others do."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class ThisProcess:
@@ -93,10 +111,12 @@ class Pool:
 class Ray:
     """A Ray cluster: the one at `address`, or one started on this machine.
 
-    Every node must see the source and the folder of --out under the same path, as on a shared file system.
+    Every node must see the source and the folder of --out under the same path, as on a shared file system. With
+    `gpu`, tasks go to GPUs, WORKERS_PER_GPU to each.
     """
 
     address: str | None = None
+    gpu: bool = False
 
     @contextmanager
     def start(self) -> Iterator[Workers]:
@@ -113,7 +133,10 @@ class Ray:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise UserError(f"--ray-address {self.address}: cannot reach the cluster ({error})") from error
         try:
-            yield RayTasks(ray)
+            cluster: Any = ray
+            if self.gpu and not cluster.cluster_resources().get("GPU"):
+                raise UserError("--device: the Ray cluster has no GPU; use cpu, or a cluster that has some")
+            yield RayTasks(ray, 1 / WORKERS_PER_GPU if self.gpu else 0)
         finally:
             if started:
                 ray.shutdown()
@@ -122,9 +145,10 @@ class Ray:
 @dataclass(frozen=True)
 class RayTasks:
     ray: Any
+    gpu_share: float
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        remote = self.ray.remote(num_cpus=1, max_retries=3)(function)
+        remote = self.ray.remote(num_cpus=1, num_gpus=self.gpu_share, max_retries=3)(function)
         most = 2 * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
         waiting = list(reversed(items))
         running: list[Any] = []
@@ -143,9 +167,9 @@ class RayTasks:
                 raise
 
 
-def engine_named(name: str, workers: int, address: str | None) -> Engine:
+def engine_named(name: str, workers: int, address: str | None, device: str = "cpu") -> Engine:
     if name == "local":
         return Local(workers)
     if name == "ray":
-        return Ray(address)
+        return Ray(address, gpu=device != "cpu")
     raise UserError(f"--engine {name}: use local or ray")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ..artifacts import Artifact, Store, UserError
+from ..artifacts import Artifact, Store, UserError, atomic_file
 from .space import LatentSpace, TextSpace
 
 
@@ -71,7 +71,8 @@ def link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        with source.open("rb") as original, atomic_file(target) as copy:
+            shutil.copyfileobj(original, copy)
 
 
 def known_ids(index: Path, ids: Sequence[bytes]) -> set[bytes]:

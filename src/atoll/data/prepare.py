@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import (
+    STATE,
     Artifact,
     Draft,
     Store,
@@ -45,7 +47,10 @@ PIECES = 8  # parts of a shard that are encoded one by one
 
 
 class PrepareConfig(BaseModel):
-    """How to prepare. Everything here can change the result, so everything here is in the manifest."""
+    """How to prepare. Everything here can change the result, so all but `source` is in the manifest.
+
+    How a source is read depends on how it is stored, and one set stored in two ways is one artifact.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: SourceConfig = SourceConfig()
@@ -81,14 +86,18 @@ def prepare(
     an older data artifact, whose settings hold.
     """
     check_device(device)
+    source = source.rstrip("/") or source
+    draft = Draft(out, KIND, resumable=True)
     old = None if onto is None else Predecessor.open(onto)
     origin = open_source(source, config.source)
-    config = resolve(config, origin, old, device)
+    config = resolve(config, origin, old, chosen_before(out, draft), device)
     assert config.size is not None, "resolved above"
     assert config.features is not None, "resolved above"
     image_shape = (origin.channels, config.size, config.size)
     if old is not None:
         old.check_fits(origin.channels, origin.classes, source)
+    if config.text_encoder not in ("words", "none"):
+        pretrained_space(config.text_encoder)  # a name that means nothing is better known before the work
     autoencoder, extractor = load_autoencoder(config.autoencoder), load_extractor(config.features, device)
     latent_shape = autoencoder.latent_shape(origin.channels, config.size)
     request = {
@@ -98,16 +107,17 @@ def prepare(
         "features": extractor.id,
         "onto": None if old is None else old.artifact.digest,
     }
-    if (there := already_there(out, request, source)) is not None:
+    reading = {"source": source, **config.source.model_dump()}
+    if (there := already_there(out, request, reading)) is not None:
         return there
+    units = origin.units()
 
-    with Draft(out, KIND, resumable=True) as draft, engine.start() as workers:
-        state = draft.folder / "state"
+    with engine.start() as workers, draft:
+        state = draft.folder / STATE
         chunks, encoded = state / "chunks", state / "encoded"
+        begin(draft, {**reading, "size": config.size, "smallest": config.smallest, "files": digest_of(units)}, request)
         for folder in (chunks, encoded):
             folder.mkdir(parents=True, exist_ok=True)
-        units = origin.units()
-        check_same_work(state / "work.json", request, source, units)
 
         rows = 0
         for unit_rows in workers.map(gather, gather_tasks(origin, units, chunks, config)):
@@ -152,8 +162,7 @@ def prepare(
         if text is not None:
             # guidance and dropout may ask for it long after the encoder is gone
             write_shard(draft.folder / "empty.safetensors", text_encoder(text, device).encode([""]))
-        rejected = write_rejects(draft.folder, chunks, [s["notes"] for s in summaries], source, old)
-        shutil.rmtree(state)
+        rejected = write_rejects(draft.folder, chunks, [s["notes"] for s in summaries], reading, old)
         result = {
             "request": request,
             "source": {"kind": "digits" if source == "digits" else "images", "classes": origin.classes},
@@ -177,8 +186,13 @@ def check_device(device: str) -> None:
         raise UserError(f"--device {device}: cannot be used here ({first[:100]}); use cpu") from error
 
 
-def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, device: str) -> PrepareConfig:
-    """The settings with every default filled in; those of the older artifact, where there is one."""
+def resolve(
+    config: PrepareConfig, origin: Source, old: Predecessor | None, features: str | None, device: str
+) -> PrepareConfig:
+    """The settings with every default filled in; those of the older artifact, where there is one.
+
+    `features` is what the same command chose before: which is best may change with the network, halfway.
+    """
     if old is not None:
         if config.model_copy(update={"source": SourceConfig()}) != PrepareConfig():
             raise UserError(f"--onto {old.artifact.store}: its own settings hold; leave out all others")
@@ -191,7 +205,7 @@ def resolve(config: PrepareConfig, origin: Source, old: Predecessor | None, devi
         update={
             "size": size,
             "smallest": config.smallest or max(1, size // 2),
-            "features": config.features or origin.default_features or best_extractor(device),
+            "features": config.features or origin.default_features or features or best_extractor(device),
             # a core works fastest on what its cache holds, a GPU on what fills it
             "batch": config.batch or (8 if device == "cpu" else 256),
         }
@@ -243,41 +257,74 @@ def totals(summaries: Sequence[dict[str, Any]], rows: int, old: Predecessor | No
     return {"labels": labels, "count": count, "splits": dict(sorted(splits.items())), "repeats": repeats}
 
 
-def already_there(out: str | Path | Store, request: dict[str, Any], source: str) -> Artifact | None:
+def chosen_before(out: str | Path | Store, draft: Draft) -> str | None:
+    """The features of the artifact at `out`, or of unfinished work there; None if there is neither."""
+    there, work = find(out), draft.folder / STATE / "work.json"
+    if there is not None and there.manifest.kind == KIND:
+        return str(there.config["request"]["features"])
+    return str(json.loads(work.read_bytes())["encoding"]["features"]) if work.exists() else None
+
+
+def already_there(out: str | Path | Store, request: dict[str, Any], reading: dict[str, Any]) -> Artifact | None:
     """The artifact an earlier, equal command has made. Counts and statistics are results, not settings."""
     there = find(out)
     if there is None:
         return None
-    made_from = logged_source(there)
-    if made_from is not None and made_from != source:
+    before = logged_reading(there)
+    if before is not None and before["source"] != reading["source"]:
         raise UserError(
-            f"{there.store}: already holds the data of source {made_from}, not {source}; choose another --out"
+            f"{there.store}: already holds the data of source {before['source']}, not {reading['source']}; "
+            "choose another --out"
         )
+    if before is not None and (changed := differences(before, reading)):
+        raise UserError(
+            f"{there.store}: already holds this source read in another way ({', '.join(changed)}); choose another --out"
+        )
+    if there.store.is_local:
+        shutil.rmtree(there.store.path / STATE, ignore_errors=True)  # the last thing a run does, if nobody kills it
     return reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
 
 
-def logged_source(data: Artifact) -> str | None:
-    """What the command that made this artifact was given. Unlisted, so it may be missing after a copy."""
+def logged_reading(data: Artifact) -> dict[str, Any] | None:
+    """The source this artifact was made from, and how it was read. Unlisted, so it may be missing after a copy."""
     try:
         first = data.store.read("log.jsonl").splitlines()[0]
     except FileNotFoundError:
         return None
-    return str(json.loads(first)["source"])
+    reading: dict[str, Any] = json.loads(first)
+    return reading
 
 
-def check_same_work(path: Path, request: dict[str, Any], source: str, units: Sequence[Unit]) -> None:
-    """Refuse to go on with half-done work of other settings or another source."""
-    fingerprint = sha256_bytes(canonical_json([[unit.key, unit.start, unit.stop] for unit in units]))
-    work = {"request": request, "source": source, "files": fingerprint}
-    if not path.exists():
-        write_atomic(path, canonical_json(work))
+def digest_of(units: Sequence[Unit]) -> str:
+    """A digest of what there is to read: another file, or the same one changed, is another source."""
+    return sha256_bytes(canonical_json([[unit.key, unit.start, unit.stop] for unit in units]))
+
+
+def begin(draft: Draft, reading: dict[str, Any], encoding: dict[str, Any]) -> None:
+    """Keep of a killed run's work what is still right: all, what was read, or nothing.
+
+    Other files, or the same read otherwise, are refused. What was read serves other settings of the second pass, so
+    that a mistake in those costs one pass. A folder without a record says nothing about its files.
+    """
+    state = draft.folder / STATE
+    record = state / "work.json"
+    work = {"reading": reading, "encoding": encoding}
+    before = json.loads(record.read_bytes()) if record.exists() else None
+    if before == work:
         return
-    changed = differences(json.loads(path.read_bytes()), work)
-    if changed:
+    if before is None:
+        draft.clear()
+        state.mkdir()
+    elif changed := differences(before["reading"], reading):
         raise UserError(
-            f"{path.parents[1]}: holds unfinished work with other settings ({', '.join(changed)}); "
+            f"{draft.folder}: holds unfinished work on another source or size ({', '.join(changed)}); "
             "use the old settings or remove that folder"
         )
+    else:
+        for made in (state / "encoded", draft.folder / "shards"):
+            if made.exists():  # moved aside first: half of a folder would pass for a whole one
+                shutil.rmtree(made.rename(state / f"dropped-{uuid.uuid4().hex[:8]}"))
+    write_atomic(record, canonical_json(work))
 
 
 def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: PrepareConfig) -> list[GatherTask]:
@@ -329,7 +376,11 @@ def write_index(path: Path, encoded: Path, shards: int, old: Predecessor | None)
 
 
 def write_rejects(
-    folder: Path, chunks: Path, notes: Sequence[dict[str, list[str]]], source: str, old: Predecessor | None
+    folder: Path,
+    chunks: Path,
+    notes: Sequence[dict[str, list[str]]],
+    reading: dict[str, Any],
+    old: Predecessor | None,
 ) -> dict[str, int]:
     """rejects.jsonl by content, log.jsonl by name; how many of each reason.
 
@@ -344,7 +395,7 @@ def write_rejects(
         lines += old.artifact.read("rejects.jsonl").splitlines()
         reasons += Counter(old.artifact.config["rejected"])
     (folder / "rejects.jsonl").write_bytes(b"".join(line + b"\n" for line in sorted(lines)))
-    log = [canonical_json({"source": source}), *(canonical_json({"rejected": vars(r)}) for r in rejects)]
+    log = [canonical_json(reading), *(canonical_json({"rejected": vars(r)}) for r in rejects)]
     (folder / "log.jsonl").write_bytes(b"".join(line + b"\n" for line in log))
     return dict(sorted(reasons.items()))
 

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from ..artifacts import atomic_file, canonical_json, write_atomic
 from .engine import Workers
-from .gather import CHUNK_BYTES, CHUNK_SCHEMA, chunk_stems, read_table, write_array
+from .gather import CHUNK_BYTES, CHUNK_SCHEMA, Slice, chunk_stems, read_rows, slices_of_range
 from .progress import Progress
 
 FAN_IN = 64
@@ -65,57 +63,56 @@ class MergeTask:
 
 
 def merge(task: MergeTask) -> int:
-    """Merge one group of chunks, unless an earlier run has; the number of rows. Holds one chunk of pixels at most."""
+    """Merge one group of chunks, unless an earlier run has; the number of rows.
+
+    Goes through the ids range by range, so that it holds about a chunk at a time however long the run becomes.
+    """
     marker = task.out.with_suffix(".json")
     if not marker.exists():
-        parts = [np.load(stem.with_suffix(".ids.npy")) for stem in task.stems]
-        ids = np.concatenate(parts)
-        words = ids.view(">u8")  # [n, 4]: an id as four numbers, the first the most significant
-        order = np.lexsort(words.T[::-1])
-        # the sort is stable and chunks are sorted: the rows of one chunk come out in the order they lie there
-        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[order]
-        merge_pixels(task.stems, owner, task.out.with_suffix(".pixels.npy"))
-        merge_tables(task.stems, order, task.out.with_suffix(".arrow"))
-        write_array(task.out.with_suffix(".ids.npy"), ids[order])
-        write_atomic(marker, canonical_json({"rows": len(ids)}))
+        lengths = [len(np.load(stem.with_suffix(".ids.npy"), mmap_mode="r")) for stem in task.stems]
+        image_shape = np.load(task.stems[0].with_suffix(".pixels.npy"), mmap_mode="r").shape[1:]
+        rows, bytes_each = sum(lengths), int(np.prod(image_shape))
+        ranges = -(-rows * bytes_each // CHUNK_BYTES)
+        with (
+            atomic_file(task.out.with_suffix(".ids.npy")) as ids_file,
+            atomic_file(task.out.with_suffix(".pixels.npy")) as pixels_file,
+            atomic_file(task.out.with_suffix(".arrow")) as table_file,
+            pa.ipc.new_file(table_file, CHUNK_SCHEMA) as writer,
+        ):
+            for file, shape in ((ids_file, (rows, 32)), (pixels_file, (rows, *image_shape))):
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            waiting = CHUNK_SCHEMA.empty_table()
+            for number in range(ranges):
+                ids, pixels, table = merge_slices(slices_of_range(task.stems, number, ranges), image_shape)
+                ids_file.write(ids.tobytes())
+                pixels_file.write(pixels.tobytes())
+                waiting = write_full_batches(writer, pa.concat_tables([waiting, table]))
+            writer.write_table(waiting)
+        write_atomic(marker, canonical_json({"rows": rows}))
     for stem in task.stems:
         for suffix in FILES:
             stem.with_suffix(suffix).unlink(missing_ok=True)
     return int(json.loads(marker.read_bytes())["rows"])
 
 
-def merge_pixels(stems: Sequence[Path], owner: np.ndarray, out: Path) -> None:
-    """Row i of `out` is the next unread row of chunk owner[i].
-
-    Read and written as streams: pages of a memory map would count as this process's memory.
-    """
-    with ExitStack() as stack:
-        sources: list[BinaryIO] = []
-        for stem in stems:
-            array = np.load(stem.with_suffix(".pixels.npy"), mmap_mode="r")
-            assert isinstance(array, np.memmap)
-            sources.append(stack.enter_context(stem.with_suffix(".pixels.npy").open("rb")))
-            sources[-1].seek(array.offset)
-            image_shape = array.shape[1:]
-        image_bytes = int(np.prod(image_shape))
-        block_rows = max(1, CHUNK_BYTES // image_bytes)
-        target = stack.enter_context(atomic_file(out))
-        header = {"descr": "|u1", "fortran_order": False, "shape": (len(owner), *image_shape)}
-        np.lib.format.write_array_header_1_0(target, header)
-        for start in range(0, len(owner), block_rows):
-            wanted = owner[start : start + block_rows]
-            block = np.empty((len(wanted), image_bytes), np.uint8)
-            for number in np.unique(wanted):
-                rows = np.flatnonzero(wanted == number)
-                content = sources[number].read(len(rows) * image_bytes)
-                block[rows] = np.frombuffer(content, np.uint8).reshape(len(rows), image_bytes)
-            target.write(block.tobytes())
+def merge_slices(slices: Sequence[Slice], image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, pa.Table]:
+    """Ids uint8 [n, 32], pixels uint8 [n, C, S, S] and captions and labels of these rows, in id order."""
+    all_ids, all_pixels = [np.empty((0, 32), np.uint8)], [np.empty((0, *image_shape), np.uint8)]
+    tables = [CHUNK_SCHEMA.empty_table()]
+    for part in slices:
+        all_ids.append(np.load(part.stem.with_suffix(".ids.npy"), mmap_mode="r")[part.start : part.stop])
+        all_pixels.append(np.load(part.stem.with_suffix(".pixels.npy"), mmap_mode="r")[part.start : part.stop])
+        tables.append(read_rows(part.stem.with_suffix(".arrow"), part.start, part.stop))
+    ids = np.concatenate(all_ids)
+    # an id as four numbers, the first the most significant; lexsort takes the most significant last
+    order = np.lexsort(ids.view(">u8").T[::-1])
+    return ids[order], np.concatenate(all_pixels)[order], pa.concat_tables(tables).take(pa.array(order))
 
 
-def merge_tables(stems: Sequence[Path], order: np.ndarray, out: Path) -> None:
-    """The rows of all tables, one after another, in this order; in batches of one length."""
-    whole = pa.concat_tables(read_table(stem.with_suffix(".arrow")) for stem in stems)
-    with atomic_file(out) as target, pa.ipc.new_file(target, CHUNK_SCHEMA) as writer:
-        for start in range(0, len(order), TABLE_ROWS):
-            part = whole.take(pa.array(order[start : start + TABLE_ROWS])).combine_chunks()
-            writer.write_table(part, max_chunksize=TABLE_ROWS)
+def write_full_batches(writer: pa.ipc.RecordBatchFileWriter, table: pa.Table) -> pa.Table:
+    """Write as many batches of TABLE_ROWS as there are, since `read_rows` counts on one length; the rows left over."""
+    full = len(table) // TABLE_ROWS * TABLE_ROWS
+    if full:
+        writer.write_table(table.slice(0, full).combine_chunks(), max_chunksize=TABLE_ROWS)
+    return table.slice(full).combine_chunks()

@@ -61,4 +61,6 @@ def format_of(place: str) -> Format:
         for name in files
         if chosen.holds(f"{folder}/{name}")
     }
+    if chosen.pattern is not None and not there:
+        raise UserError(f"source {place}: no file fits this pattern; check it, and put it in quotes")
     return next((kind for ending, kind in endings.items() if ending in there), "folder")

@@ -83,7 +83,7 @@ class SteadyFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = int(attempt(lambda: self._file.seek(offset, whence), self._system, self._path))
+        self._position = int(self._steady(lambda: self._file.seek(offset, whence)))
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -94,10 +94,20 @@ class SteadyFile(io.RawIOBase):
                 self._file.seek(self._position)
             return bytes(self._file.read(len(view)))
 
-        content = attempt(read, self._system, self._path)
+        content = self._steady(read)
         view[: len(content)] = content
         self._position += len(content)
         return len(content)
+
+    def _steady(self, read: Callable[[], Result]) -> Result:
+        """No OSError comes out of an open file, so that those a parser raises are its own."""
+        try:
+            return attempt(read, self._system, self._path)
+        except OSError as error:
+            raise UserError(
+                f"source {self._path}: gone while it was read ({type(error).__name__}); "
+                "put it back and run the same command again to go on"
+            ) from error
 
     def close(self) -> None:
         if not self.closed:

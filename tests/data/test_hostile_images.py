@@ -14,8 +14,10 @@ from atoll.artifacts import UserError
 from atoll.data import Index, PrepareConfig, prepare
 from atoll.data.images import to_pixels
 from atoll.data.sources import Sample
-from hostile_images import SIZE, corpus, encoded, picture
+from hostile_images import SIZE, broken_tars, corpus, encoded, picture
 from image_forms import FORMS, Item
+
+BROKEN_TARS = broken_tars()
 
 
 def sha(content: bytes) -> str:
@@ -47,6 +49,25 @@ def test_all_forms_make_the_same_artifact(tmp_path: Path) -> None:
         for form, make in FORMS.items()
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("case", BROKEN_TARS)
+def test_a_broken_tar_gives_all_it_has_and_says_what_is_missing(case: str, tmp_path: Path) -> None:
+    broken = BROKEN_TARS[case]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.tar").write_bytes(broken.content)
+    data = prepare(str(tmp_path / "source"), tmp_path / "data", PrepareConfig(size=SIZE, features="pixels", holdout=0))
+    rejects = [json.loads(line) for line in data.read("rejects.jsonl").splitlines()]
+    kept = {sha(encoded(picture(100 + number), "PNG")) for number in broken.kept}
+    assert set(Index.of(data).ids) == kept
+    tar_rejects = [r for r in rejects if r["reason"] == "broken tar"]
+    assert [(r["id"], r["detail"]) for r in tar_rejects] == [("", detail) for detail in broken.details]
+    # and the list holds no names
+    (tmp_path / "source" / "a.tar").rename(tmp_path / "source" / "renamed.tar")
+    again = prepare(
+        str(tmp_path / "source"), tmp_path / "again", PrepareConfig(size=SIZE, features="pixels", holdout=0)
+    )
+    assert again.digest == data.digest
 
 
 def test_nothing_usable_is_one_line(tmp_path: Path) -> None:

@@ -74,5 +74,7 @@ def test_the_same_run_on_s3_and_on_disk(form: str, bucket: str, tmp_path: Path) 
         assert all(local.read(name) == remote.read(name) for name in local.names())
     remote = Artifact.open(f"{there}/data")
     assert len(samples_of(remote)) == len(Index.of(remote)) == 60
+    if form == "folder":
+        assert prepare(f"{bucket}/source/*.png", tmp_path / "pattern", CONFIG).digest == remote.digest
     # and the second time it says it is there
     assert prepare(f"{bucket}/source", f"{there}/data", CONFIG).digest == remote.digest

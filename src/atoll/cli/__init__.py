@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__
 from ..artifacts import UserError
+from ..artifacts.credentials import credentials_missing
 
 # verb -> (who uses it, what it does in one line); its module has its name
 VERBS: dict[str, tuple[str, str]] = {
@@ -69,6 +70,8 @@ def run_verb(verb: str, arguments: list[str]) -> None:
     except Exception as error:
         from ..training.stopping import StopRequested
 
+        if (missing := credentials_missing(error)) is not None:
+            fail(f"{', '.join(a for a in arguments if '://' in a) or verb}: {missing}", 2)
         if not isinstance(error, StopRequested):
             raise
         fail(str(error), 143)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...artifacts import UserError
 from .digits import Digits
-from .files import filesystem, walk
+from .files import Selection
 from .folder import Folder
 from .sample import Reject, Sample, Source, Unit
 from .tables import Tables
@@ -48,17 +49,18 @@ def format_of(place: str) -> Format:
     """What kind of source lies at a place. Tars come first: img2dataset writes a parquet file beside each."""
     if place == "digits":
         return "digits"
-    system, path = filesystem(place)
     endings: dict[str, Format] = {".tar": "webdataset", ".parquet": "parquet", ".arrow": "arrow"}
+    path = place.rstrip("/")
     for ending, kind in endings.items():
         if path.endswith(ending):
             return kind
-    if not system.isdir(path):
-        raise UserError(
-            f"source {place}: no such folder or file; use digits, a folder, tars, parquet or a URL of these"
-        )
-    names = [name for _, files in walk(system, path) for name in files]
-    for ending, kind in endings.items():
-        if any(name.endswith(ending) for name in names):
-            return kind
-    return "folder"
+    chosen = Selection.of(place)
+    there = {
+        PurePosixPath(name).suffix
+        for folder, files in chosen.walk()
+        for name in files
+        if chosen.holds(f"{folder}/{name}")
+    }
+    if chosen.pattern is not None and not there:
+        raise UserError(f"source {place}: no file fits this pattern; check it, and put it in quotes")
+    return next((kind for ending, kind in endings.items() if ending in there), "folder")

@@ -41,6 +41,11 @@ class Reject:
     detail: str = ""
 
 
+def printable(name: str) -> str:
+    """A file's name as text: one that is not UTF-8 cannot be written to a log as it is."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True)
 class Unit:
     """A part of a source that one worker reads on its own; `key` changes when the part's files change."""

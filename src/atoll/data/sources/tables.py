@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from ...artifacts import UserError
 from ..captions import CAPTION_NAMES, LABEL_NAMES, from_fields
-from .files import files_of, filesystem, fingerprint
-from .sample import ColourImages, Reject, Sample, Unit
+from .files import file_fingerprint, files_of, filesystem
+from .reading import open_file
+from .sample import ColourImages, Reject, Sample, Unit, printable
 
 BATCH_ROWS = 256  # rows held in memory at a time
 
@@ -42,17 +43,17 @@ class Tables(ColourImages):
 
     def units(self) -> list[Unit]:
         units = []
-        for path in files_of(self.place, self.ending):
-            system, inner = filesystem(path)
-            key = fingerprint([(path, system.info(inner))])
+        paths = files_of(self.place, self.ending)
+        image_column(self._schema(paths[0]), self.image, self.place)
+        for path in paths:
+            key = file_fingerprint(path)
             groups = self._parquet(path).num_row_groups if self.ending == ".parquet" else 1
             units += [Unit(f"{key}-{group}", (path,), group, group + 1) for group in range(groups)]
-        image_column(self._schema(units[0].items[0]), self.image, self.place)
         return units
 
     def read(self, unit: Unit) -> Iterator[Sample | Reject]:
         (path,) = unit.items
-        name = PurePosixPath(path).name
+        name = printable(PurePosixPath(path).name)
         row = 0
         try:
             for batch in self._batches(path, unit.start):
@@ -60,7 +61,7 @@ class Tables(ColourImages):
                 for record in batch.to_pylist():
                     yield from sample_of(f"{name}[{unit.start}:{row}]", record.pop(column), record)
                     row += 1
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError) as error:  # pyarrow's on damaged bytes; a failing read is a UserError
             yield Reject(f"{name}[{unit.start}:{row}]", "", "broken table", type(error).__name__)
 
     def _batches(self, path: str, group: int) -> Iterator[pa.RecordBatch]:
@@ -72,7 +73,7 @@ class Tables(ColourImages):
             yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
             return
         system, inner = filesystem(path)
-        with system.open(inner, "rb") as stream, pa.ipc.open_stream(stream) as reader:
+        with open_file(system, inner) as stream, pa.ipc.open_stream(stream) as reader:
             column = image_column(reader.schema, self.image, path)
             for batch in reader:
                 columns = [n for n in batch.schema.names if n == column or n in wanted]
@@ -82,7 +83,7 @@ class Tables(ColourImages):
     def _parquet(self, path: str) -> pq.ParquetFile:
         system, inner = filesystem(path)
         try:
-            return pq.ParquetFile(system.open(inner, "rb"))
+            return pq.ParquetFile(open_file(system, inner))
         except pa.ArrowException as error:
             raise UserError(f"source {path}: not a readable parquet file ({error}); get it again") from error
 
@@ -91,7 +92,7 @@ class Tables(ColourImages):
             return self._parquet(path).schema_arrow
         system, inner = filesystem(path)
         try:
-            with system.open(inner, "rb") as stream, pa.ipc.open_stream(stream) as reader:
+            with open_file(system, inner) as stream, pa.ipc.open_stream(stream) as reader:
                 return reader.schema
         except pa.ArrowException as error:
             raise UserError(f"source {path}: not a readable arrow stream ({error}); get it again") from error
@@ -111,7 +112,12 @@ def image_column(schema: pa.Schema, chosen: str | None, where: str) -> str:
 
 def may_hold_images(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
-        return bool(kind.get_field_index("bytes") >= 0)
+        place = kind.get_field_index("bytes")
+        return bool(place >= 0 and holds_bytes(kind.field(place).type))
+    return holds_bytes(kind)
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 

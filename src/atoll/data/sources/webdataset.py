@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import tarfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
 
 from ..captions import Said, from_json, from_label, from_text
-from .files import files_of, filesystem, fingerprint
-from .sample import ColourImages, Reject, Sample, Unit
+from .files import file_fingerprint, files_of, filesystem
+from .reading import open_file
+from .sample import ColourImages, Reject, Sample, Unit, printable
+from .tar import Damage, EndMark, read_tar
 
 TEXTS = {"txt": from_text, "text": from_text, "caption": from_text, "json": from_json, "cls": from_label}
-LARGEST_MEMBER = 512 * 2**20  # bytes; nothing that large is one image
 
 
 @dataclass(frozen=True)
@@ -26,31 +24,36 @@ class WebDataset(ColourImages):
         return None
 
     def units(self) -> list[Unit]:
-        return [Unit(fingerprint([one_file(path)]), (path,)) for path in files_of(self.place, ".tar")]
+        return [Unit(file_fingerprint(path), (path,)) for path in files_of(self.place, ".tar")]
 
     def read(self, unit: Unit) -> Iterator[Sample | Reject]:
         (path,) = unit.items
         system, inner = filesystem(path)
-        name = PurePosixPath(path).name
+        name = printable(PurePosixPath(path).name)
+        try:
+            file = open_file(system, inner)
+        except OSError as error:
+            yield Reject(name, "", "unreadable", type(error).__name__)
+            return
         group = Group(name, "")
-        with system.open(inner, "rb") as file:
-            try:
-                with tarfile.open(fileobj=file, mode="r|*") as tar:
-                    for member in tar:
-                        if not member.isfile():
-                            continue
-                        if member.size > LARGEST_MEMBER:
-                            yield Reject(f"{name}/{member.name}", "", "file too large", f"{member.size} bytes")
-                            continue
-                        stem, _, ending = PurePosixPath(member.name).name.partition(".")
-                        key = f"{PurePosixPath(member.name).parent}/{stem}"
-                        if key != group.key:
-                            yield from group.samples()
-                            group = Group(name, key)
-                        content = tar.extractfile(member)
-                        group.members.append((ending.lower(), content.read() if content is not None else b""))
-            except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-                yield Reject(name, "", "broken tar", type(error).__name__)
+        with file:
+            for found in read_tar(file):
+                if isinstance(found, Damage):
+                    yield Reject(name, "", "broken tar", found.detail)
+                    continue
+                if isinstance(found, EndMark):  # the next tar may use the same keys again
+                    yield from group.samples()
+                    group = Group(name, "")
+                    continue
+                if found.content is None:
+                    yield Reject(f"{name}/{printable(found.name)}", "", *found.trouble)
+                    continue
+                stem, _, ending = PurePosixPath(found.name).name.partition(".")
+                key = f"{PurePosixPath(found.name).parent}/{stem}"
+                if key != group.key:
+                    yield from group.samples()
+                    group = Group(name, key)
+                group.members.append((ending.lower(), found.content))
         yield from group.samples()
 
 
@@ -70,15 +73,10 @@ class Group:
                 said += TEXTS[ending](content)
             else:
                 images.append((ending, content))
-        shown = f"{self.tar}/{self.key.removeprefix('./')}"
+        shown = f"{self.tar}/{printable(self.key.removeprefix('./'))}"
         if self.members and not images:
             yield Reject(shown, "", "caption without image")
         for ending, content in images:
-            sample = Sample(f"{shown}.{ending}", content, said.captions, said.label)
+            sample = Sample(f"{shown}.{printable(ending)}", content, said.captions, said.label)
             yield sample
             yield from (Reject(sample.name, sample.identity().hex(), trouble) for trouble in said.troubles)
-
-
-def one_file(path: str) -> tuple[str, dict[str, Any]]:
-    system, inner = filesystem(path)
-    return path, system.info(inner)

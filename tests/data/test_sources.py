@@ -191,7 +191,7 @@ def test_unfinished_work_is_not_mixed_with_new_captions(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(str(place), tmp_path / "data", CONFIG, progress=stop)
     (place / "metadata.jsonl").write_text('{"file_name": "0000-000.png", "text": "new words"}\n')
-    with pytest.raises(UserError, match=r"unfinished work with other settings \(files"):
+    with pytest.raises(UserError, match=r"unfinished work on another source or size \(files"):
         prepare(str(place), tmp_path / "data", CONFIG)
 
 

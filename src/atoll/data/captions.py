@@ -12,6 +12,9 @@ LABEL_NAMES = ("label", "cls")
 LONGEST = 10_000  # characters; longer is a mistake, such as a whole page
 
 
+TWO_LABELS = "bad label: two labels for one image"
+
+
 @dataclass(frozen=True)
 class Said:
     """What a source says about an image, and what it said that could not be understood."""
@@ -21,11 +24,11 @@ class Said:
     troubles: tuple[str, ...] = ()
 
     def __add__(self, other: Said) -> Said:
-        label, troubles = self.label, self.troubles + other.troubles
-        if label is None:
-            label = other.label
-        elif other.label is not None and other.label != label:
-            label, troubles = None, (*troubles, "bad label: two labels for one image")
+        labels, troubles = {self.label, other.label} - {None}, self.troubles + other.troubles
+        if len(labels) > 1:
+            troubles += (TWO_LABELS,)
+        # a third label does not settle what two disagree on: else the order would decide
+        label = labels.pop() if len(labels) == 1 and TWO_LABELS not in troubles else None
         return Said(tuple(dict.fromkeys(self.captions + other.captions)), label, troubles)
 
 

@@ -59,7 +59,7 @@ def test_what_people_write_about_images() -> None:
     both = from_fields({"label": 1, "cls": 2})
     assert both.label is None
     assert both.troubles == ("bad label: two labels for one image",)
-    assert (both + Said(label=2)).label is None, "a third one does not settle it"
+    assert (both + from_label(2)).label is None, "a third one does not settle it"
 
 
 def test_splits_are_a_property_of_the_sample() -> None:

@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from atoll.artifacts import Artifact, UserError
+from atoll.cli import main
 from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, prepare, runs
 from atoll.data.gather import Slice, slices_of_range
 from atoll.data.sources import SourceConfig
@@ -309,6 +310,9 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
         prepare("digits", tmp_path / "no", onto=tmp_path / "early")
 
 
+SAME_CONFIG = ["--size", "16", "--features", "pixels", "--set", "shard_rows=40"]  # as CONFIG
+
+
 def without_captions(items: list[Item], labels: Callable[[int], int | None]) -> list[Item]:
     return [Item(item.name, item.content, None, labels(number)) for number, item in enumerate(items)]
 
@@ -317,7 +321,9 @@ def rejects_of(data: Artifact) -> list[tuple[str, str]]:
     return [(entry["id"], entry["reason"]) for entry in map(json.loads, data.read("rejects.jsonl").splitlines())]
 
 
-def test_one_sample_without_a_label_leaves_the_others_theirs(tmp_path: Path) -> None:
+def test_one_sample_without_a_label_leaves_the_others_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A copy in another class has two labels, so none; the rest of the data keeps its classes, and plans know them."""
     items = pictures(40)
     for number, item in enumerate([*items, items[0]]):
@@ -326,6 +332,8 @@ def test_one_sample_without_a_label_leaves_the_others_theirs(tmp_path: Path) -> 
         place.write_bytes(item.content)
     config = CONFIG.model_copy(update={"source": SourceConfig(labels="folder")})
     data = prepare(str(tmp_path / "source"), tmp_path / "data", config)
+    main(["prepare", str(tmp_path / "source"), "--out", str(tmp_path / "data"), "--labels", "folder", *SAME_CONFIG])
+    assert "without a label: 1, which networks learn without a condition" in capsys.readouterr().out
     identity = hashlib.sha256(items[0].content).hexdigest()
     assert rejects_of(data) == [(identity, "conflicting labels")]
     assert (data.config["labels"], data.config["unlabelled"], data.config["count"]) == (2, 1, 40)

@@ -58,6 +58,6 @@ def partition(
         f"{', '.join(f'{size:,}' for size in sizes)} training samples  {made.digest[:12]}"
     )
     if made.config["by"] == "label" and quality["unlabelled"]:
-        typer.echo(f"  {quality['unlabelled']:,} samples without a label are dealt out by a hash of their id")
+        typer.echo(f"  without a label: {quality['unlabelled']:,}, dealt out by a hash of their id")
     agreement = "" if quality["nmi"] is None else f", agreement with labels {quality['nmi']['clusters']}"
     typer.echo(f"  balance {quality['balance']}, silhouette {quality['silhouette']}{agreement}; look at partition.html")

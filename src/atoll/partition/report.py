@@ -39,7 +39,7 @@ def write_report(
     title = f"{len(sizes)} clusters of {data['count']:,} images"
     how = f"by {settings['by']}" + (f" ({data['features']['extractor']})" if settings["by"] == "features" else "")
     if settings["by"] == "label" and quality["unlabelled"]:
-        how += f" ({quality['unlabelled']:,} samples without one by a hash of their id)"
+        how += f" (without one: {quality['unlabelled']:,}, by a hash of their id)"
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>

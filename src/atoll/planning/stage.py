@@ -52,7 +52,7 @@ def plan(
         **config.model_dump(mode="json"),
         "chosen": [choice.objective for choice in choices],
         "islands": [choice.job.record() for choice in choices if choice.job is not None],
-        "too_small": too_small,
+        **({"too_small": too_small} if too_small else {}),
     }
     digests = {"data": origin.digest, "partition": cut.digest}
     if (there := reuse(out, KIND, settings, digests)) is not None:

@@ -178,11 +178,12 @@ def assign(
     for number, clusters in workers.map(assign_shard, tasks):
         start, stop = starts[number], starts[number + 1]
         assert len(clusters) == stop - start, "index and shard differ in number"
-        if len(by_id := np.flatnonzero(clusters < 0)):
+        here = assignment[start - first : stop - first]
+        here[:] = clusters  # what Ray answers cannot be written to
+        if len(by_id := np.flatnonzero(here < 0)):
             seed, count = load_file(rule)["random"].tolist()
             ids = index.table["id"].slice(start, stop - start).take(pa.array(by_id)).to_pylist()
-            clusters[by_id] = [random_cluster(identity, seed, count) for identity in ids]
-        assignment[start - first : stop - first] = clusters
+            here[by_id] = [random_cluster(identity, seed, count) for identity in ids]
         done += len(clusters)
         progress("assigning samples", done, len(assignment))
     assert len(assignment) == 0 or assignment.min() >= 0, "a sample was left without a cluster"

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,16 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from atoll.artifacts import UserError, only_one
+from atoll.artifacts import Artifact, UserError, only_one
+from atoll.cli import main
 from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, prepare, runs
 from atoll.data.gather import Slice, slices_of_range
 from atoll.data.predecessor import link
 from atoll.data.sources import SourceConfig
 from atoll.models.autoencoders import Pixels
 from atoll.partition.features import PixelFeatures
+from atoll.planning.recipes import Network
+from atoll.planning.stage import architecture
 from image_forms import CONFIG, FORMS, Item, folder, parquet, pictures, samples_of, shuffled, tars
 
 
@@ -86,7 +90,6 @@ def test_labels_and_captions_are_joined_by_id(tmp_path: Path) -> None:
     rows = torch.arange(len(samples))
     vocabulary = data.config["text"]["vocabulary"]
     condition = samples.condition(rows, torch.zeros(len(samples)))
-    assert condition is not None
     for identity, label, tokens in zip(
         index.ids, samples.labels(rows).tolist(), condition.tokens.tolist(), strict=True
     ):
@@ -439,6 +442,90 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
         prepare(str(tmp_path / "b"), tmp_path / "no", CONFIG, onto=tmp_path / "early")
     with pytest.raises(UserError, match="channels"):
         prepare("digits", tmp_path / "no", onto=tmp_path / "early")
+
+
+SAME_CONFIG = ["--size", "16", "--features", "pixels", "--set", "shard_rows=40"]  # as CONFIG
+
+
+def without_captions(items: list[Item], labels: Callable[[int], int | None]) -> list[Item]:
+    return [Item(item.name, item.content, None, labels(number)) for number, item in enumerate(items)]
+
+
+def rejects_of(data: Artifact) -> list[tuple[str, str]]:
+    return [(entry["id"], entry["reason"]) for entry in map(json.loads, data.read("rejects.jsonl").splitlines())]
+
+
+def test_one_sample_without_a_label_leaves_the_others_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy in another class has two labels, so none; the rest of the data keeps its classes, and plans know them."""
+    items = pictures(40)
+    for number, item in enumerate([*items, items[0]]):
+        place = tmp_path / "source" / ("cats" if number % 2 == 0 and number < 40 else "dogs") / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(item.content)
+    config = CONFIG.model_copy(update={"source": SourceConfig(labels="folder")})
+    data = prepare(str(tmp_path / "source"), tmp_path / "data", config)
+    main(["prepare", str(tmp_path / "source"), "--out", str(tmp_path / "data"), "--labels", "folder", *SAME_CONFIG])
+    assert "without a label: 1, which networks learn without a condition" in capsys.readouterr().out
+    identity = hashlib.sha256(items[0].content).hexdigest()
+    assert rejects_of(data) == [(identity, "conflicting labels")]
+    assert (data.config["labels"], data.config["unlabelled"], data.config["count"]) == (2, 1, 40)
+    network = architecture(data.config, Network(width=8, depth=1, heads=2, patch=2))
+    assert (network.condition, network.classes) == ("labels", 2)
+    samples, row = samples_of(data), Index.of(data).ids.index(identity)
+    condition = samples.condition(torch.arange(40), torch.zeros(40))
+    assert condition.dropped.nonzero().tolist() == [[row]]
+
+
+def test_no_labels_at_all_are_no_classes(tmp_path: Path) -> None:
+    items = without_captions(pictures(20), lambda number: None)
+    data = prepare(folder(tmp_path / "source", items), tmp_path / "data", CONFIG)
+    assert (data.config["labels"], data.config["unlabelled"]) == (None, 20)
+    assert architecture(data.config, Network(width=8, depth=1, heads=2, patch=2)).condition == "none"
+
+
+def test_late_samples_keep_the_classes_there_are(tmp_path: Path) -> None:
+    """Experts have a row for every old label and for no other: late samples may have those, or none."""
+    for number, item in enumerate(pictures(40)):
+        place = tmp_path / "early" / ("cats" if number % 2 == 0 else "dogs") / item.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(item.content)
+    config = CONFIG.model_copy(update={"source": SourceConfig(labels="folder")})
+    prepare(str(tmp_path / "early"), tmp_path / "data", config)
+    late = without_captions(pictures(12, first=40), lambda number: (None, 1, 9)[number % 3])
+    both = prepare(folder(tmp_path / "late", late), tmp_path / "both", PrepareConfig(), onto=tmp_path / "data")
+    assert both.config["labels"] == 2
+    assert both.config["source"]["classes"] == ["cats", "dogs"]
+    assert both.config["unlabelled"] == 8
+    strange = [hashlib.sha256(item.content).hexdigest() for item in late if item.label == 9]
+    assert rejects_of(both) == [(identity, "unknown label") for identity in sorted(strange)]
+    found = dict(zip(Index.of(both).ids, Index.of(both).labels.tolist(), strict=True))
+    assert [found[hashlib.sha256(item.content).hexdigest()] for item in late] == [-1, 1, -1] * 4
+    assert int(samples_of(both).labels(torch.arange(52)).max()) == 1
+    # and once more: what is late to the late ones
+    again = prepare(
+        folder(tmp_path / "later", without_captions(pictures(3, first=60), lambda number: None)),
+        tmp_path / "again",
+        PrepareConfig(),
+        onto=tmp_path / "both",
+    )
+    assert (again.config["labels"], again.config["unlabelled"]) == (2, 11)
+
+
+def test_labels_that_come_after_networks_without_them_are_listed(tmp_path: Path) -> None:
+    early = without_captions(pictures(20), lambda number: None)
+    prepare(folder(tmp_path / "early", early), tmp_path / "data", CONFIG)
+    late = without_captions(pictures(2, first=20), lambda number: number)
+    both = prepare(folder(tmp_path / "late", late), tmp_path / "both", PrepareConfig(), onto=tmp_path / "data")
+    assert both.config["labels"] is None
+    assert both.config["rejected"] == {"unknown label": 2}
+    assert Index.of(both).labels.tolist() == [-1] * 22
+    named = PrepareConfig(source=SourceConfig(labels="folder"))
+    with pytest.raises(UserError, match="has no named classes; leave out --labels folder"):
+        prepare(
+            str(Path(folder(tmp_path / "named" / "cats", late)).parent), tmp_path / "no", named, onto=tmp_path / "data"
+        )
 
 
 def test_text_may_wait_for_training(tmp_path: Path) -> None:

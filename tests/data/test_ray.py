@@ -20,12 +20,12 @@ def test_ray_and_local_agree(tmp_path: Path) -> None:
     local = prepare(source, tmp_path / "local", CONFIG)
     remote = prepare(source, tmp_path / "remote", CONFIG, engine=Ray())
     assert local.digest == remote.digest
-    config = PartitionConfig(clusters=3)
     with pytest.raises(UserError, match="the Ray cluster has no GPU"), Ray(gpu=True).start():
         pass
-    here = partition(tmp_path / "local", tmp_path / "here", config, engine=Local())
-    there = partition(tmp_path / "local", tmp_path / "there", config, engine=Ray())
-    assert here.digest == there.digest
+    for config in (PartitionConfig(clusters=3), PartitionConfig(clusters=3, by="random")):
+        here = partition(tmp_path / "local", tmp_path / f"here-{config.by}", config, engine=Local())
+        there = partition(tmp_path / "local", tmp_path / f"there-{config.by}", config, engine=Ray())
+        assert here.digest == there.digest
 
 
 def test_an_unknown_engine_is_one_line() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.artifacts import UserError, sha256_file
 from atoll.data import ShardSet
 from atoll.data.shards import join_shards, pack_captions, read_shard, unpack_captions, write_shard
+from atoll.models.dit import DiT, DiTConfig
 from atoll.partition.layout import rows_of
 
 
@@ -57,7 +58,6 @@ def test_each_caption_is_chosen_equally_often(tmp_path: Path) -> None:
     u = (torch.arange(1200) + 0.5) / 1200
     for row, count in enumerate([1, 3, 2, 0, 4]):
         condition = samples.condition(torch.full((1200,), row), u)
-        assert condition is not None
         if count == 0:
             assert condition.dropped is not None
             assert bool(condition.dropped.all())
@@ -68,17 +68,36 @@ def test_each_caption_is_chosen_equally_often(tmp_path: Path) -> None:
         assert chosen.tolist() == [1200 // count] * count
     almost_one = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
     condition = samples.condition(torch.tensor([4]), almost_one.view(1))
-    assert condition is not None
     assert int(condition.tokens[0, 0]) == 403
 
 
-def test_labels_are_a_condition_only_if_everybody_has_one(tmp_path: Path) -> None:
+def test_a_sample_without_a_label_is_an_unconditional_one(tmp_path: Path) -> None:
     plain = shard(4, 0)
     condition = ShardSet(write_all(tmp_path / "a", [plain])).condition(torch.arange(4), torch.zeros(4))
-    assert condition is not None
     assert condition.labels.tolist() == [0, 1, 2, 3]
-    some = {**plain, "labels": torch.tensor([0, -1, 2, 3])}
-    assert ShardSet(write_all(tmp_path / "b", [some])).condition(torch.arange(4), torch.zeros(4)) is None
+    assert condition.dropped is None
+    network = DiT(DiTConfig(latent=(2, 4, 4), patch=2, width=8, depth=1, heads=2, condition="labels", classes=5))
+    x, t = torch.randn(4, 2, 4, 4, generator=torch.Generator().manual_seed(0)), torch.full((4,), 0.5)
+    for name, labels in {"some": [0, -1, 2, -1], "none": [-1] * 4}.items():
+        changed = {**plain, "labels": torch.tensor(labels)}
+        condition = ShardSet(write_all(tmp_path / name, [changed])).condition(torch.arange(4), torch.zeros(4))
+        assert condition.labels.min() >= 0, "an index into a table of labels"
+        assert condition.dropped.tolist() == [label < 0 for label in labels]
+        vector, null = (network.conditioning(t, c)[0] for c in (condition, condition.null()))
+        assert [bool(torch.equal(a, b)) for a, b in zip(vector, null, strict=True)] == [label < 0 for label in labels]
+        assert network(x, t, condition).isfinite().all()
+
+
+def test_a_caption_without_a_label_is_not_lost(tmp_path: Path) -> None:
+    """One `dropped` for both: a missing caption sets it, a missing label does not."""
+    mixed = {**shard(4, 0, [1, 1, 0, 0]), "labels": torch.tensor([2, -1, 2, -1])}
+    condition = ShardSet(write_all(tmp_path, [mixed])).condition(torch.arange(4), torch.zeros(4))
+    assert condition.dropped.tolist() == [False, False, True, True]
+    assert condition.tokens[:2, 0].tolist() == [0, 100]
+    # a network that reads labels takes its null label where there is none
+    network = DiT(DiTConfig(latent=(2, 4, 4), patch=2, width=8, depth=1, heads=2, condition="labels", classes=5))
+    vector, null = (network.conditioning(torch.full((4,), 0.5), c)[0] for c in (condition, condition.null()))
+    assert [bool(torch.equal(a, b)) for a, b in zip(vector, null, strict=True)] == [False, True, True, True]
 
 
 def test_picking_and_joining_keep_captions_with_their_samples(tmp_path: Path) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from atoll.artifacts import Artifact, Store, UserError, find, only_one
+from atoll.data import prepare
+from atoll.data.index import split_of
 from atoll.data.shards import ShardSet
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import draw, train
+from atoll.partition import PartitionConfig, partition
+from atoll.planning import plan, recipe
 from atoll.process import Kind
 from atoll.training.stopping import StopRequested
+from image_forms import CONFIG, folder, pictures
 from runs import ATOLL, atoll
 
 
@@ -262,6 +270,28 @@ def test_orders_are_heterogeneous(planned: Path) -> None:
         Order.model_validate_json(p.read_bytes()).objective.kind for p in sorted((planned / "orders").glob("0*.json"))
     ]
     assert sorted(kinds) == [Kind.EPSILON, Kind.VELOCITY, Kind.VELOCITY]
+
+
+def test_an_island_learns_labels_where_some_samples_have_none(tmp_path: Path) -> None:
+    """The extreme: the training samples are labelled, and of the validation samples none is."""
+    config = CONFIG.model_copy(update={"validation": 0.3})
+    items = [replace(item, caption=None) for item in pictures(60)]
+    split = [split_of(hashlib.sha256(item.content).digest(), config.validation, config.holdout) for item in items]
+    items = [replace(item, label=item.label if s == "train" else None) for item, s in zip(items, split, strict=True)]
+    prepare(folder(tmp_path / "source", items), tmp_path / "data", config)
+    partition(tmp_path / "data", tmp_path / "partition", PartitionConfig(clusters=2))
+    settings = recipe("digits")
+    short = settings.training.model_copy(update={"images": 64, "batch": 16, "warmup_images": 16, "ema_images": 16})
+    plan(
+        tmp_path / "data",
+        tmp_path / "partition",
+        tmp_path / "orders",
+        settings.model_copy(update={"training": short}),
+    )
+    expert = load_expert(train(str(tmp_path / "orders" / "00.json"), tmp_path / "expert").store)
+    assert (expert.card.architecture.condition, expert.card.architecture.classes) == ("labels", 3)
+    measured = [json.loads(line) for line in (tmp_path / "expert" / "metrics.jsonl").read_text().splitlines()]
+    assert math.isfinite(measured[-1]["yardstick"])
 
 
 def test_handed_out_shards_are_copies(planned: Path, tmp_path: Path) -> None:

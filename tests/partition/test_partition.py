@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ import torch
 from PIL import Image
 
 from atoll.artifacts import Artifact, UserError
+from atoll.cli import main
 from atoll.data import Index, PrepareConfig, ShardSet, prepare
 from atoll.partition import PartitionConfig, partition
 from atoll.partition.quality import telling_words
-from image_forms import CONFIG, folder, pictures
+from atoll.partition.stage import random_cluster
+from hostile_images import encoded
+from image_forms import CONFIG, Item, folder, pictures
 
 
 def cluster_shards(cut: Artifact, k: int, split: str) -> ShardSet:
@@ -47,8 +51,6 @@ def test_every_sample_is_dealt_out_once(by: str, digits: Artifact, tmp_path: Pat
             assert torch.equal(shards.latents(here), everything.latents(there))
             assert torch.equal(shards.labels(here), everything.labels(there))
             a, b = (s.condition(r, torch.zeros(len(mine))) for s, r in ((shards, here), (everything, there)))
-            assert a is not None
-            assert b is not None
             assert torch.equal(a.tokens, b.tokens)
             assert index.captions_of(there.numpy()) == [row["captions"] for row in mine]
         assert all(assignment[row["id"]] == k for row in rows)
@@ -123,6 +125,103 @@ def test_late_samples_join_the_clusters_there_are(tmp_path: Path) -> None:
         assert torch.equal(cluster_shards(new, k, "train").latents(torch.arange(len(mine))), everything.latents(there))
     with pytest.raises(UserError, match="was not prepared on top of its data"):
         partition(run / "data", run / "no", onto=run / "partition")
+
+
+def labelled(count: int, first: int = 0, every: int = 7) -> list[Item]:
+    """Pictures of three classes without captions; one in `every` has no label."""
+    return [
+        replace(item, caption=None, label=None if number % every == 0 else item.label)
+        for number, item in enumerate(pictures(count, first))
+    ]
+
+
+def test_samples_without_a_label_are_dealt_out_by_their_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole classes, and the rest by hash; the same rule for those that come late."""
+    run = tmp_path / "run"
+    prepare(folder(tmp_path / "a", labelled(90)), run / "data", CONFIG)
+    prepare(folder(tmp_path / "b", labelled(30, first=90)), run / "data-2", PrepareConfig(), onto=run / "data")
+    main(["partition", str(run / "data"), "-k", "3", "--by", "label", "--seed", "5"])
+    assert "without a label: 13, dealt out by a hash of their id" in capsys.readouterr().out
+    main(f"partition {run}/data-2 --onto {run}/partition --out {run}/partition-2".split())
+    assert "without a label: 18" in capsys.readouterr().out
+    for name in ("", "-2"):
+        index, cut = Index.of(Artifact.open(run / f"data{name}")), Artifact.open(run / f"partition{name}")
+        found = pq.read_table(cut.file("assignment.parquet"))["cluster"].to_numpy()
+        classes = {(label, k) for label, k in zip(index.labels.tolist(), found.tolist(), strict=True) if label >= 0}
+        assert len(classes) == 3
+        for row in np.flatnonzero(index.labels < 0):
+            assert found[row] == random_cluster(index.ids[row], 5, 3)
+        assert "by a hash of their id" in (run / f"partition{name}" / "partition.html").read_text()
+
+
+def test_no_labels_at_all_cannot_be_dealt_out(tmp_path: Path) -> None:
+    prepare(folder(tmp_path / "a", labelled(30, every=1)), tmp_path / "data", CONFIG)
+    with pytest.raises(UserError, match="--by label: no sample of the data has a label; use --by features"):
+        partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(by="label", clusters=2))
+
+
+@pytest.mark.parametrize("by", ["features", "label", "random"])
+def test_many_shards_are_assigned_each_by_its_own_rows(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, config = folder(tmp_path / "a", labelled(90)), PartitionConfig(by=by, clusters=3)  # type: ignore[arg-type]
+    prepare(source, tmp_path / "one", CONFIG.model_copy(update={"shard_rows": 1000}))
+    prepare(source, tmp_path / "many", CONFIG.model_copy(update={"shard_rows": 4}))
+
+    def all_of_them(_: Index) -> list[str]:
+        raise AssertionError("a list of every id, where a few are needed")
+
+    monkeypatch.setattr(Index, "ids", property(all_of_them))
+    cuts = [partition(tmp_path / name, tmp_path / f"{name}-cut", config) for name in ("one", "many")]
+    assert cuts[0].read("assignment.parquet") == cuts[1].read("assignment.parquet")
+
+
+def test_a_comparison_that_cannot_be_made_does_not_stop_the_cut(tmp_path: Path) -> None:
+    """Grey images are all the same to k-means, which counts directions; the user cuts by label."""
+    items = [Item(f"{i}.png", encoded(np.full((16, 16, 3), i + 1, np.uint8), "PNG"), None, i % 2) for i in range(60)]
+    prepare(folder(tmp_path / "a", items), tmp_path / "data", CONFIG)
+    cut = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(by="label", clusters=2))
+    nmi = json.loads(cut.read("quality.json"))["nmi"]
+    assert nmi["clusters"] == 1.0
+    assert nmi["pixels"] is None
+    assert "too few different images" in (tmp_path / "cut" / "partition.html").read_text()
+
+
+def test_fewer_labels_than_clusters_still_give_a_report(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"validation": 0.0, "holdout": 0.0})
+    prepare(folder(tmp_path / "a", labelled(8, every=3)), tmp_path / "data", config)
+    cut = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(clusters=7, balance=None))
+    quality = json.loads(cut.read("quality.json"))
+    assert quality["unlabelled"] == 3
+    assert quality["nmi"]["pixels"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--by label --balance 1.5", "balance: only a cut by features can keep a bound; leave it out with --by label"),
+        ("--by random --balance 1.01", "leave it out with --by random (got 1.01)"),
+        ("--set by=random --set balance=2.0", "leave it out with --by random (got 2.0)"),
+        ("--seed 99999999999", "seed: input should be less than or equal to 2147483647 (got 99999999999)"),
+        ("--balance inf", "balance: input should be a finite number (got inf)"),
+        ("--balance nan", "balance: input should be"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_one_line(
+    options: str, words: str, digits: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["partition", str(digits.store), "--out", str(tmp_path / "cut"), *options.split()])
+    assert exit_.value.code == 2
+    assert words in capsys.readouterr().err.strip().splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", ["--by label", "--set by=random", "--by random --balance 0"])
+def test_a_cut_that_keeps_no_bound_records_none(options: str, digits: Artifact, tmp_path: Path) -> None:
+    main(["partition", str(digits.store), "-k", "3", "--out", str(tmp_path / "cut"), *options.split()])
+    assert Artifact.open(tmp_path / "cut").config["balance"] is None
+    assert PartitionConfig().balance == 2.0
 
 
 def test_words_that_set_a_cluster_apart() -> None:

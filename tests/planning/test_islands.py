@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from test_plan import orders_of
 
-from atoll.artifacts import UserError
+from atoll.artifacts import Artifact, UserError
+from atoll.cli import main
 from atoll.models.accounting import account
 from atoll.models.presets import preset
 from atoll.planning import plan, read_islands, recipe
 from atoll.planning.assign import match
 from atoll.planning.fit import fit
 from atoll.planning.islands import GPUS, Gpu, Island
+from atoll.planning.recipes import OBJECTIVES
 
 XL = preset("xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)
 
@@ -113,6 +115,70 @@ def test_work_is_shared_by_strength() -> None:
     taken = [island.name for island in match(islands, [100] * 8).values()]
     assert taken.count("big") == 6
     assert taken.count("little") == 2
+
+
+STRONG_DDPM = "islands: [{name: lab, gpu: H100, hours: 900, objective: ddpm}, {name: anna, gpu: T4, hours: 90%s}]"
+
+
+@pytest.mark.parametrize(("mix", "ddpm"), [("1ddpm:7flow", 1), ("3ddpm:5flow", 3), ("8flow", 0)])
+def test_the_mix_holds_whatever_islands_insist_on(mix: str, ddpm: int, run: Path, tmp_path: Path) -> None:
+    islands = read_islands(islands_file(tmp_path, STRONG_DDPM % ""))
+    config = recipe("small").model_copy(update={"mix": mix})
+    made = plan(run / "data", run / "partition", run / "orders", config, islands=islands)
+    chosen, jobs = made.config["chosen"], made.config["islands"]
+    assert chosen.count("ddpm") == ddpm
+    assert [order.objective.kind for order in orders_of(run)] == [OBJECTIVES[name].kind for name in chosen]
+    lab = [chosen[job["cluster"]] for job in jobs if job["island"] == "lab"]
+    assert lab == ["ddpm"] * ddpm
+
+
+def test_a_mix_that_cannot_hold_is_one_line(run: Path, tmp_path: Path) -> None:
+    islands = read_islands(islands_file(tmp_path, STRONG_DDPM % ", objective: ddpm"))
+    for mix in ("1ddpm:7flow", "flow,flow,flow,flow,flow,flow,flow,ddpm"):
+        config = recipe("small").model_copy(update={"mix": mix})
+        with pytest.raises(UserError, match=rf"--mix {mix}: leaves nobody for cluster \d, .*lab on ddpm, anna on ddpm"):
+            plan(run / "data", run / "partition", run / "orders", config, islands=islands)
+    assert not (run / "orders").exists()
+    # nobody asked for a mix: all islands get their way
+    made = plan(run / "data", run / "partition", run / "orders", recipe("small"), islands=islands)
+    assert made.config["chosen"] == ["ddpm"] * 8
+
+
+def test_an_island_may_not_insist_on_what_nobody_knows(run: Path) -> None:
+    islands = (Island(name="a", gpu="T4", hours=9), Island(name="b", gpu="T4", hours=1e-9, objective="edm"))
+    with pytest.raises(UserError, match="--islands b: unknown objective 'edm'"):
+        plan(run / "data", run / "partition", run / "orders", recipe("small"), islands=islands)
+
+
+def test_an_island_on_which_nothing_fits_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "islands: [{name: toy, memory: 0.5, tflops: 5000, hours: 90}, {name: lab, gpu: H100, hours: 9}]"
+    main(["plan", str(run / "data"), "--recipe", "small", "--islands", str(islands_file(tmp_path, text))])
+    told = capsys.readouterr().out
+    assert "left out: toy, no size fits into 0.5 GiB" in told
+    assert "no cluster left for" not in told
+    made = Artifact.open(run / "orders")
+    assert {job["island"] for job in made.config["islands"]} == {"lab"}
+
+
+def test_only_islands_on_which_nothing_fits_is_one_line(run: Path) -> None:
+    toy = Island(name="toy", memory=0.5, tflops=5000, hours=90)
+    with pytest.raises(UserError, match=r"--islands toy: s/2 does not fit into 0\.5 GiB, and no smaller size does"):
+        plan(run / "data", run / "partition", run / "orders", recipe("small"), islands=(toy,))
+    picky = Island(name="lab", gpu="H100", hours=9, clusters=(0, 1))
+    with pytest.raises(UserError, match="nobody takes cluster 2, nothing fits on toy; add a larger island"):
+        match((toy, picky), [10, 10, 10], too_small={"toy"})
+
+
+@pytest.mark.parametrize("name", ["islands.yaml", "islands.toml"])
+def test_a_file_that_is_not_text_is_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes("islands: [{name: Jörg}]".encode("latin-1"))
+    with pytest.raises(UserError, match=r"not UTF-8 text \(byte 18\); save it as UTF-8"):
+        read_islands(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_islands(tmp_path)
 
 
 @pytest.mark.parametrize(

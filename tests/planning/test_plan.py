@@ -13,7 +13,7 @@ from atoll.data import ShardSet
 from atoll.islands.order import read_order
 from atoll.models.dit import DiT
 from atoll.planning import plan, recipe
-from atoll.planning.mix import assign_objectives
+from atoll.planning.mix import read_mix
 from atoll.planning.recipes import OBJECTIVES
 from atoll.process import Kind
 
@@ -50,13 +50,27 @@ def test_equal_plans_have_equal_digests_and_changes_are_refused(run: Path) -> No
         plan(run / "data", run / "partition", run / "deeper" / "orders")
 
 
+def dealt(mix: str | None, detail: list[float], insisted: dict[int, str] | None = None) -> list[str]:
+    return read_mix(mix, OBJECTIVES, len(detail)).deal(detail, insisted or {})
+
+
 def test_the_first_named_objective_goes_where_the_detail_is() -> None:
     detail = [0.1, 0.9, 0.5, 0.7]
-    assert assign_objectives("2ddpm:2flow", OBJECTIVES, detail) == ["flow", "ddpm", "flow", "ddpm"]
-    assert assign_objectives("1flow:3ddpm", OBJECTIVES, detail) == ["ddpm", "flow", "ddpm", "ddpm"]
-    assert assign_objectives("flow,flow,ddpm,flow", OBJECTIVES, detail) == ["flow", "flow", "ddpm", "flow"]
-    assert Counter(assign_objectives(None, OBJECTIVES, [0.0] * 8)) == {"ddpm": 2, "flow": 6}
-    assert assign_objectives(None, OBJECTIVES, [0.0]) == ["flow"]
+    assert dealt("2ddpm:2flow", detail) == ["flow", "ddpm", "flow", "ddpm"]
+    assert dealt("1flow:3ddpm", detail) == ["ddpm", "flow", "ddpm", "ddpm"]
+    assert dealt("flow,flow,ddpm,flow", detail) == ["flow", "flow", "ddpm", "flow"]
+    assert Counter(dealt(None, [0.0] * 8)) == {"ddpm": 2, "flow": 6}
+    assert dealt(None, [0.0]) == ["flow"]
+
+
+def test_what_islands_insist_on_counts() -> None:
+    detail = [0.1, 0.9, 0.5, 0.7]
+    assert dealt("1ddpm:3flow", detail, {0: "ddpm"}) == ["ddpm", "flow", "flow", "flow"]
+    assert dealt("2ddpm:2flow", detail, {1: "flow"}) == ["flow", "flow", "ddpm", "ddpm"]
+    assert dealt("flow,flow,ddpm,flow", detail, {2: "ddpm"}) == ["flow", "flow", "ddpm", "flow"]
+    # nobody asked for the default mix, so it gives way
+    assert dealt(None, detail, {0: "ddpm", 1: "ddpm"}) == ["ddpm", "ddpm", "flow", "flow"]
+    assert dealt(None, detail, {0: "flow", 1: "flow", 2: "flow", 3: "flow"}) == ["flow"] * 4
 
 
 @pytest.mark.parametrize(
@@ -70,12 +84,12 @@ def test_the_first_named_objective_goes_where_the_detail_is() -> None:
 )
 def test_a_bad_mix_is_one_line(mix: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        assign_objectives(mix, OBJECTIVES, [0.0] * 4)
+        read_mix(mix, OBJECTIVES, 4)
 
 
 def test_data_and_partition_must_belong_together(run: Path, tmp_path: Path) -> None:
     from atoll.data import PrepareConfig, prepare
 
     prepare("digits", tmp_path / "other", PrepareConfig(holdout=0.1))
-    with pytest.raises(UserError, match="was not made from"):
+    with pytest.raises(UserError, match=r"was not made from .*; pass --partition with .*, or the data"):
         plan(tmp_path / "other", run / "partition", run / "orders")

@@ -57,5 +57,7 @@ def partition(
         f"{'already there' if there else 'partitioned'}: {made.store}  {len(sizes)} clusters of "
         f"{', '.join(f'{size:,}' for size in sizes)} training samples  {made.digest[:12]}"
     )
+    if made.config["by"] == "label" and quality["unlabelled"]:
+        typer.echo(f"  without a label: {quality['unlabelled']:,}, dealt out by a hash of their id")
     agreement = "" if quality["nmi"] is None else f", agreement with labels {quality['nmi']['clusters']}"
     typer.echo(f"  balance {quality['balance']}, silhouette {quality['silhouette']}{agreement}; look at partition.html")

@@ -54,7 +54,10 @@ def plan(
     typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
     Console().print(table(orders))
     busy = {job["island"] for job in orders.config["islands"]}
-    if idle := [island.name for island in machines if island.name not in busy]:
+    too_small = orders.config.get("too_small", {})
+    for name, memory in too_small.items():
+        typer.echo(f"left out: {name}, no size fits into {memory:g} GiB")
+    if idle := [island.name for island in machines if island.name not in busy and island.name not in too_small]:
         typer.echo(f"no cluster left for: {', '.join(idle)}")
 
 

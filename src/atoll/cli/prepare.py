@@ -82,5 +82,8 @@ def prepare(
         f"{data.config['repeats']:,} repeats, {rejected:,} rejected  {data.digest[:12]}"
     )
     typer.echo(f"  latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
+    unlabelled = data.config.get("unlabelled", 0)  # not counted in older data, where one was enough to lose all labels
+    if data.config["labels"] is not None and unlabelled:
+        typer.echo(f"  without a label: {unlabelled:,}, which networks learn without a condition")
     for reason, count in data.config["rejected"].items():
         typer.echo(f"  rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)")

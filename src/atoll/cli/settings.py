@@ -21,18 +21,22 @@ def read_settings(
     flags: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
 ) -> Settings:
-    """`defaults` with what the file, the flags (None: not given) and `a.b=c` overrides say instead."""
-    values = defaults.model_dump()
-    if file is not None:
-        values = merge(values, read_toml(file))
-    for name, value in (flags or {}).items():
-        if value is not None:
-            values = merge(values, nested(name, value))
+    """`defaults` with what the file, the flags (None: not given) and `a.b=c` overrides say instead.
+
+    What nobody has set is left to the model, whose default for one setting may depend on another.
+    """
+    changes = [] if file is None else [read_toml(file)]
+    changes += [nested(name, value) for name, value in (flags or {}).items() if value is not None]
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise UserError(f"--set {override}: write it as name=value, such as --set training.batch=32")
-        values = merge(values, nested(name, parse_value(text)))
+        changes.append(nested(name, parse_value(text)))
+    values = defaults.model_dump()
+    for change in changes:
+        values = merge(values, change)
+    touched = defaults.model_fields_set.union(*changes)
+    values = {name: value for name, value in values.items() if name in touched}
     try:
         return type(defaults).model_validate(values)
     except ValidationError as error:

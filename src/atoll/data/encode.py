@@ -47,7 +47,7 @@ class Encoders:
 class EncodeTask:
     """Range `number` of `ranges` of the ids in sorted runs: a piece of a shard to encode, not yet normalised.
 
-    Ids in the index `known` are left out.
+    Ids in the index `known` are left out, and labels from `classes` on: for samples that come late, both are given.
     """
 
     number: int
@@ -61,6 +61,7 @@ class EncodeTask:
     validation: float
     holdout: float
     known: Path | None
+    classes: int | None
 
 
 def encode(task: EncodeTask) -> int:
@@ -72,10 +73,11 @@ def encode(task: EncodeTask) -> int:
     known = known_ids(task.known, gathered.ids) if task.known is not None else set()
     gathered = gathered.without(known)
     captions, strange = understood_captions(task.encoders.text, gathered.captions)
+    known_labels, unknown = understood_labels(task.classes, gathered.labels)
     with fixed_threads(task.threads), torch.inference_mode():
         images = encode_images(task.encoders, gathered.pixels, task.batch)
         text = encode_captions(task.encoders, captions)
-    labels = torch.tensor([-1 if label is None else label for label in gathered.labels], dtype=torch.int64)
+    labels = torch.tensor([-1 if label is None else label for label in known_labels], dtype=torch.int64)
     write_shard(task.folder / f"{task.number:05d}.safetensors", {**images, "labels": labels, **text})
 
     splits = [split_of(identity, task.validation, task.holdout) for identity in gathered.ids]
@@ -86,7 +88,7 @@ def encode(task: EncodeTask) -> int:
             "shard": [None] * count,  # not known yet: several pieces make a shard
             "row": [None] * count,
             "captions": captions,
-            "label": gathered.labels,
+            "label": known_labels,
             "split": splits,
         },
         schema=SCHEMA,
@@ -101,6 +103,7 @@ def encode(task: EncodeTask) -> int:
             "conflicting labels": [identity.hex() for identity in gathered.conflicts],
             "already in the data": sorted(identity.hex() for identity in known),
             "bad caption: words no network knows": [gathered.ids[row].hex() for row in strange],
+            "unknown label": [gathered.ids[row].hex() for row in unknown],
         },
         **moments(images["latents"][torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
     }
@@ -123,6 +126,17 @@ def understood_captions(space: TextSpace | None, captions: list[list[str]]) -> t
 
     kept = [[text for text in texts if understood(text)] for texts in captions]
     return kept, [row for row, texts in enumerate(captions) if len(kept[row]) < len(texts)]
+
+
+def understood_labels(classes: int | None, labels: list[int | None]) -> tuple[list[int | None], list[int]]:
+    """Labels without those that networks for `classes` labels have no row for, and the samples that lost theirs.
+
+    None: the labels are the first ones, and decide how many there are.
+    """
+    if classes is None:
+        return labels, []
+    kept = [None if label is None or label >= classes else label for label in labels]
+    return kept, [row for row, label in enumerate(labels) if label != kept[row]]
 
 
 def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[str, Tensor]:

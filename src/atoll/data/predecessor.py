@@ -3,6 +3,7 @@
 The old shards are taken over as they are (linked, where the disk allows it) and the new samples follow in shards of
 their own, encoded with the old settings, normalised with the old statistics and worded in the old vocabulary. So
 latents and text stay in the space that experts were trained in, and whoever holds the old shards fetches only the new.
+Classes stay too: a late label that is none of them is listed, and its sample kept without it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,22 @@ class Predecessor:
         return None if text is None else TextSpace.model_validate(text)
 
     @property
+    def labels(self) -> int:
+        """How many labels there are: a network's table has no row for others."""
+        return int(self.artifact.config["labels"] or 0)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the labels, where the first source knew them."""
+        names = self.artifact.config["source"]["classes"]
+        return None if names is None else list(names)
+
+    @property
+    def unlabelled(self) -> int:
+        """How many of the old samples have no label."""
+        return int(pq.read_table(self.index, columns=["label"])["label"].null_count)
+
+    @property
     def shards(self) -> list[str]:
         return self.artifact.names("shards/")
 
@@ -53,8 +70,9 @@ class Predecessor:
             raise UserError(
                 f"{source}: has images of {channels} channels, {self.artifact.store} of {config['channels']}"
             )
-        known = config["source"]["classes"]
-        if classes is not None and list(classes) != list(known or ()):
+        if classes is not None and self.classes is None:
+            raise UserError(f"{source}: {self.artifact.store} has no named classes; leave out --labels folder")
+        if classes is not None and list(classes) != self.classes:
             raise UserError(f"{source}: its classes are not those of {self.artifact.store}; use the same folder names")
 
     def take_over(self, folder: Path) -> None:

@@ -165,7 +165,10 @@ def prepare(
         rejected = write_rejects(draft.folder, chunks, [s["notes"] for s in summaries], reading, old)
         result = {
             "request": request,
-            "source": {"kind": "digits" if source == "digits" else "images", "classes": origin.classes},
+            "source": {
+                "kind": "digits" if source == "digits" else "images",
+                "classes": origin.classes if old is None else old.classes,
+            },
             "size": config.size,
             "channels": origin.channels,
             "latent": space.model_dump(mode="json"),
@@ -235,26 +238,34 @@ def encode_tasks(
             validation=config.validation,
             holdout=config.holdout,
             known=None if old is None else old.index,
+            classes=None if old is None else old.labels,
         )
         for number in range(pieces)
     ]
 
 
 def totals(summaries: Sequence[dict[str, Any]], rows: int, old: Predecessor | None) -> dict[str, Any]:
-    """How many samples there are, in each split, and how many classes; with those of the older artifact."""
+    """How many samples there are, in each split and without a label, and how many classes there are.
+
+    With those of the older artifact, whose classes stay as they are: experts have a row for each of them.
+    """
     count = sum(summary["count"] for summary in summaries)
     splits = sum((Counter(summary["splits"]) for summary in summaries), Counter[str]())
-    labels: int | None = None
-    if not any(summary["unlabelled"] for summary in summaries):
-        labels = 1 + max(int(summary["largest_label"]) for summary in summaries)
+    labels = (1 + max(int(summary["largest_label"]) for summary in summaries)) or None  # -1 where nobody has one
+    unlabelled = sum(summary["unlabelled"] for summary in summaries)
     repeats = rows - count
     if old is not None:
         before = old.artifact.config
-        both = labels is not None and before["labels"] is not None
-        labels = max(labels or 0, before["labels"]) if both else None
+        labels, unlabelled = before["labels"], unlabelled + old.unlabelled
         count, repeats = count + before["count"], repeats + before["repeats"]
         splits += Counter(before["splits"])
-    return {"labels": labels, "count": count, "splits": dict(sorted(splits.items())), "repeats": repeats}
+    return {
+        "labels": labels,
+        "unlabelled": unlabelled,
+        "count": count,
+        "splits": dict(sorted(splits.items())),
+        "repeats": repeats,
+    }
 
 
 def chosen_before(out: str | Path | Store, draft: Draft) -> str | None:

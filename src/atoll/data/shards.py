@@ -109,7 +109,7 @@ class ShardSet:
         for path, shard in zip(paths, self._shards, strict=True):
             check_shard(path, shard)
         self._ends = np.cumsum([len(shard["latents"]) for shard in self._shards], dtype=np.int64)
-        self._labelled = all(bool((shard["labels"] >= 0).all()) for shard in self._shards)
+        self._captioned = any("captions" in shard for shard in self._shards)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -130,18 +130,21 @@ class ShardSet:
         """int64 [n], -1 where a sample has no label."""
         return self._gather("labels", rows)
 
-    def condition(self, rows: Tensor, u: Tensor) -> Condition | None:
+    def condition(self, rows: Tensor, u: Tensor) -> Condition:
         """What the samples are conditioned on; u [n] in [0, 1) chooses one of each sample's captions.
 
-        A sample without a caption is marked as dropped. Labels are there if every sample of the set has one.
-        None if the set has neither text nor labels.
+        Without text it is the label, and a sample without one is marked as dropped, with 0 in its place. Labels are
+        there even if no sample of this set has one, since those of other clusters may, and all networks are alike.
+
+        With text it is the text, and a sample without a caption is marked as dropped. `dropped` is one for all
+        fields, so a missing label does not set it, or the caption would be lost: labels come along with -1 for none,
+        which a network that reads labels takes for its null label.
         """
-        fields: dict[str, Tensor] = {}
-        if self._labelled:
-            fields["labels"] = self.labels(rows)
-        if any("captions" in shard for shard in self._shards):
-            fields |= self._text(rows, u)
-        return Condition(**fields) if fields else None
+        labels = self.labels(rows)
+        if self._captioned:
+            return Condition(labels=labels, **self._text(rows, u))
+        missing = labels < 0
+        return Condition(labels=labels.clamp(min=0), dropped=missing if bool(missing.any()) else None)
 
     def _text(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
         def choose(shard: dict[str, Tensor], local: Tensor, places: Tensor) -> dict[str, Tensor]:

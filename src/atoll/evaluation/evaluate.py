@@ -7,6 +7,7 @@ compared on equal noise. Beside the arms stand the floors: what real data scores
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -126,29 +127,38 @@ class RealData:
         self.features: Features = samples.features(torch.arange(len(samples))).double().numpy() * scale
         self.train = self.features[index.rows("train")]
         self.labels = index.labels
-        self._captions = index.captions
-        self.recogniser = Recogniser.fitted(self.features, self.labels) if (self.labels >= 0).all() else None
+        # what a prompt is to networks of this data: a caption, or where they read none, a class number
+        self._prompts = index.captions
+        if data.config["text"] is None:
+            self._prompts = [[] if label < 0 else [str(label)] for label in self.labels.tolist()]
+        labelled = self.labels >= 0  # repeats with conflicting labels have none, and are left out
+        self.recogniser = None
+        if 2 * labelled.sum() > len(labelled) and len(np.unique(self.labels[labelled])) > 1:
+            self.recogniser = Recogniser.fitted(self.features[labelled], self.labels[labelled])
 
     def prompts(self, count: int) -> tuple[list[str], np.ndarray | None]:
-        """`count` captions of the data, every different one in turn, with the label each stands for."""
+        """`count` prompts of the data, every different one in turn, with the label each stands for.
+
+        That label is -1 where only unlabelled samples have the prompt; None for all if one stands for several labels.
+        """
         label_of: dict[str, set[int]] = {}
-        for captions, label in zip(self._captions, self.labels.tolist(), strict=True):
-            for caption in captions:
-                label_of.setdefault(caption, set()).add(label)
-        distinct = sorted(label_of, key=lambda caption: (min(label_of[caption]), caption))
+        for prompts, label in zip(self._prompts, self.labels.tolist(), strict=True):
+            for prompt in prompts:
+                label_of.setdefault(prompt, set()).update([] if label < 0 else [label])
+        distinct = sorted(label_of, key=lambda prompt: (min(label_of[prompt], default=math.inf), prompt))
         if not distinct:
             return [""] * count, None
-        prompts = [distinct[i % len(distinct)] for i in range(count)]
+        chosen = [distinct[i % len(distinct)] for i in range(count)]
         if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
-            return prompts, None
-        return prompts, np.array([min(label_of[prompt]) for prompt in prompts])
+            return chosen, None
+        return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])
 
     def measure(self, images: Tensor, wanted: np.ndarray | None) -> dict[str, float | None]:
         """Every metric of one set of generated images uint8 [N, C, H, W]."""
         features = self._extractor.extract(images).double().numpy() * self._scale
-        recognised = (
-            None if wanted is None or self.recogniser is None else self.recogniser.share_right(features, wanted)
-        )
+        recognised = None
+        if self.recogniser is not None and wanted is not None and (asked := wanted >= 0).any():
+            recognised = self.recogniser.share_right(features[asked], wanted[asked])
         return {
             "recognised": recognised,
             "frechet": frechet_distance(features, self.features),

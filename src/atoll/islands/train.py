@@ -86,9 +86,8 @@ def train(
             loss = 0.0
             for part in micro_batches(batch, plan.micro_batch):
                 x0_, eps_, t_ = (value[part].to(where) for value in (x0, eps, t))
-                condition_ = None if condition is None else condition[part].to(where)
                 with autocast(where, plan):
-                    answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition_)
+                    answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition[part].to(where))
                 share = order.objective.loss(answer, x0_, eps_, t_).sum() / batch
                 share.backward()  # type: ignore[no-untyped-call]
                 loss += share.item()
@@ -138,7 +137,7 @@ def fetch(root: Store, path: str, sha256: str) -> Path:
     return found
 
 
-def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tensor, Condition | None, Tensor, Tensor]:
+def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tensor, Condition, Tensor, Tensor]:
     """The batch that follows `images` seen: x0 [B, C, H, W], condition, eps, t [B].
 
     A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. Times are
@@ -151,9 +150,7 @@ def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tens
     t = order.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)
     x0 = samples.latents(rows)
     eps = torch.randn(x0.shape, generator=numbers)
-    condition = samples.condition(rows, which_caption)
-    if condition is not None:
-        condition = condition.drop(dropout < order.training.condition_dropout)
+    condition = samples.condition(rows, which_caption).drop(dropout < order.training.condition_dropout)
     return x0, condition, eps, t
 
 

@@ -30,7 +30,7 @@ class Validation:
     x0: Tensor
     eps: Tensor
     t: Tensor
-    condition: Condition | None
+    condition: Condition
     plan: Training
 
     @staticmethod
@@ -70,7 +70,7 @@ class Validation:
         denoiser = bridged(network, card, LinearFlow())
         total = 0.0
         for part in micro_batches(len(t), self.plan.micro_batch or self.plan.batch):
-            condition = None if self.condition is None else self.condition[part].to(device)
+            condition = self.condition[part].to(device)
             x0, eps, time = (value[part].to(device) for value in (self.x0, self.eps, t))
             with autocast(device, self.plan):
                 total += velocity_error(denoiser, x0, eps, time, condition).sum().item()

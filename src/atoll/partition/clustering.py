@@ -23,6 +23,10 @@ SAMPLE_PER_CELL = 256  # faiss's own advice: more points do not make better cent
 ROWS_PER_CELL = 8  # a small set gets fewer cells, so that a cell is still a group
 
 
+class TooFewGroups(UserError):
+    """There are not as many groups in the samples as clusters were asked for."""
+
+
 @dataclass(frozen=True)
 class Clustering:
     """fine float32 [F, D] centroids of cells, coarse int64 [F] the cluster of each cell."""
@@ -60,7 +64,7 @@ def cluster(
     points = unit_length(sample)
     different = len({hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in points})
     if clusters > different:
-        raise UserError(
+        raise TooFewGroups(
             f"-k {clusters}: there are only {different} different training samples to cluster; use a smaller -k"
         )
     cells = min(cells, different)
@@ -73,7 +77,7 @@ def cluster(
     used, sizes = np.unique(owner, return_counts=True)
     fine = np.ascontiguousarray(fine[used])
     if len(fine) < clusters:
-        raise UserError(f"-k {clusters}: k-means found only {len(fine)} separate groups; use a smaller -k")
+        raise TooFewGroups(f"-k {clusters}: k-means found only {len(fine)} separate groups; use a smaller -k")
     with faiss_threads(1):  # so small that threads wait for each other twenty times as long as they compute
         coarse = coarse_clusters(fine, sizes, clusters, seed)
     if balance is not None:

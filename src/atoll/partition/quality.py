@@ -13,7 +13,7 @@ import torch
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..data.text import split_words
-from .clustering import cells_for, cluster, unit_length
+from .clustering import TooFewGroups, cells_for, cluster, unit_length
 
 MEASURED = 20_000  # samples to measure agreement on; ids are hashes, so the first are a random choice
 SILHOUETTE_SAMPLES = 2_000  # its cost grows with the square
@@ -26,7 +26,8 @@ def measure(
     """Numbers for the report, rounded so that they mean the same on another machine.
 
     nmi is the normalised mutual information of clusters and labels (0: unrelated, 1: the same); beside it that of
-    randomly dealt clusters of the same sizes, and of clusters made the same way from plain pixels.
+    randomly dealt clusters of the same sizes, and of clusters made the same way from plain pixels, None where pixels
+    make too few groups. `unlabelled` counts the samples of the whole data without a label.
     """
     from sklearn.metrics import normalized_mutual_info_score, silhouette_score  # takes a second to import
 
@@ -34,6 +35,7 @@ def measure(
     chosen = torch.from_numpy(train[:SILHOUETTE_SAMPLES])
     counts = [size["train"] for size in sizes]
     quality: dict[str, Any] = {"balance": round(max(counts) / min(counts), 4), "silhouette": None, "nmi": None}
+    quality["unlabelled"] = int((index.labels < 0).sum())
     clusters_seen = assignment[chosen.numpy()]
     if 1 < len(set(clusters_seen.tolist())) < len(chosen):
         features = unit_length(samples.features(chosen).numpy())
@@ -49,16 +51,23 @@ def measure(
             "pixels": by_pixels(samples, labelled, len(sizes), seed, threads),
         }
         quality["nmi"] = {
-            name: round(float(normalized_mutual_info_score(labels, cut)), 4) for name, cut in others.items()
+            name: None if cut is None else round(float(normalized_mutual_info_score(labels, cut)), 4)
+            for name, cut in others.items()
         }
     return quality
 
 
-def by_pixels(samples: ShardSet, rows: np.ndarray, clusters: int, seed: int, threads: int) -> np.ndarray:
-    """Clusters of the same samples made in the same way from their thumbnails, without a bound on balance."""
+def by_pixels(samples: ShardSet, rows: np.ndarray, clusters: int, seed: int, threads: int) -> np.ndarray | None:
+    """Clusters of the same samples made in the same way from their thumbnails, without a bound on balance.
+
+    None where that cannot be done: it is a comparison, and no reason to refuse the cut it is compared with.
+    """
     pixels = samples.thumbnails(torch.from_numpy(rows)).float().flatten(1).numpy() / 255.0
     cells = cells_for(len(rows), clusters, 1024)
-    made = cluster(pixels, clusters, cells=cells, seed=seed, balance=None, threads=threads)
+    try:
+        made = cluster(pixels, clusters, cells=cells, seed=seed, balance=None, threads=threads)
+    except TooFewGroups:
+        return None
     return made.assign(pixels, threads)[0]
 
 

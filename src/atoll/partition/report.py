@@ -38,6 +38,8 @@ def write_report(
     )
     title = f"{len(sizes)} clusters of {data['count']:,} images"
     how = f"by {settings['by']}" + (f" ({data['features']['extractor']})" if settings["by"] == "features" else "")
+    if settings["by"] == "label" and quality["unlabelled"]:
+        how += f" (without one: {quality['unlabelled']:,}, by a hash of their id)"
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>
@@ -52,16 +54,21 @@ def write_report(
 
 
 def table(quality: dict[str, Any]) -> str:
-    rows = [("largest over smallest cluster", quality["balance"], "1 is perfectly even")]
+    rows: list[tuple[str, float | None, str]] = [
+        ("largest over smallest cluster", quality["balance"], "1 is perfectly even")
+    ]
     if quality["silhouette"] is not None:
         rows.append(("silhouette of features", quality["silhouette"], "-1 to 1; above 0: nearer to the own cluster"))
     if quality["nmi"] is not None:
         meaning = "normalised mutual information with the labels; 1 is the same cut"
         rows.append(("agreement with labels", quality["nmi"]["clusters"], meaning))
-        rows.append(("&emsp;clusters of plain pixels instead", quality["nmi"]["pixels"], ""))
+        pixels = quality["nmi"]["pixels"]
+        why = "cannot be made: too few different images among the labelled ones" if pixels is None else ""
+        rows.append(("&emsp;clusters of plain pixels instead", pixels, why))
         rows.append(("&emsp;clusters dealt at random instead", quality["nmi"]["random"], ""))
     cells = "".join(
-        f'<tr><th>{name}</th><td class="n">{value:.3f}</td><td class="small">{note}</td></tr>'
+        f'<tr><th>{name}</th><td class="n">{"none" if value is None else f"{value:.3f}"}</td>'
+        f'<td class="small">{note}</td></tr>'
         for name, value, note in rows
     )
     return f"<table>{cells}</table>"

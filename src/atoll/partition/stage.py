@@ -125,11 +125,15 @@ def by_features(index: Index, samples: ShardSet, config: PartitionConfig, progre
 
 
 def by_label(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
-    """Whole classes dealt out to clusters, the largest class first, always to the smallest cluster."""
+    """Whole classes dealt out to clusters, the largest class first, always to the smallest cluster.
+
+    A sample without a label (repeats with conflicting labels have none) goes where `by_random` would put it.
+    """
     labels = index.labels
-    if (missing := int((labels < 0).sum())) > 0:
-        raise UserError(f"--by label: {missing} of {len(labels)} samples have no label; use --by features")
-    counts = np.bincount(labels[index.rows("train")], minlength=labels.max() + 1)
+    if labels.max() < 0:
+        raise UserError("--by label: no sample of the data has a label; use --by features")
+    train = labels[index.rows("train")]
+    counts = np.bincount(train[train >= 0], minlength=labels.max() + 1)
     if (classes := int((counts > 0).sum())) < config.clusters:
         raise UserError(f"-k {config.clusters}: only {classes} labels to deal out with --by label; use a smaller -k")
     mass = np.zeros(config.clusters)
@@ -137,7 +141,7 @@ def by_label(index: Index, samples: ShardSet, config: PartitionConfig, progress:
     for label in np.lexsort((np.arange(len(counts)), -counts)):
         table[label] = mass.argmin()
         mass[table[label]] += counts[label]
-    return {"labels": torch.from_numpy(table)}
+    return {"labels": torch.from_numpy(table), **by_random(index, samples, config, progress)}
 
 
 def by_random(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
@@ -161,20 +165,26 @@ def assign(
 
     A shard is assigned in one call with a fixed number of threads, so that it does not matter who does it.
     """
-    shards = index.table["shard"].to_numpy()
     names = data.names("shards/")
-    wanted = sorted(set(shards[first:].tolist()))
-    tasks = [AssignTask(number, data.file(names[number]), rule, config.threads) for number in wanted]
-    ids = index.ids
+    # rows are in shard order: shard i holds the rows starts[i] : starts[i + 1]
+    starts = np.searchsorted(index.table["shard"].to_numpy(), np.arange(len(names) + 1)).tolist()
+    tasks = [
+        AssignTask(number, data.file(names[number]), rule, config.threads)
+        for number in range(len(names))
+        if starts[number + 1] > max(starts[number], first)
+    ]
     assignment = np.full(len(index) - first, -1, dtype=np.int64)
     done = 0
     for number, clusters in workers.map(assign_shard, tasks):
-        here = np.flatnonzero(shards == number)
-        if clusters is None:
+        start, stop = starts[number], starts[number + 1]
+        assert len(clusters) == stop - start, "index and shard differ in number"
+        here = assignment[start - first : stop - first]
+        here[:] = clusters  # what Ray answers cannot be written to
+        if len(by_id := np.flatnonzero(here < 0)):
             seed, count = load_file(rule)["random"].tolist()
-            clusters = np.array([random_cluster(ids[row], seed, count) for row in here])
-        assignment[here - first] = clusters
-        done += len(here)
+            ids = index.table["id"].slice(start, stop - start).take(pa.array(by_id)).to_pylist()
+            here[by_id] = [random_cluster(identity, seed, count) for identity in ids]
+        done += len(clusters)
         progress("assigning samples", done, len(assignment))
     assert len(assignment) == 0 or assignment.min() >= 0, "a sample was left without a cluster"
     return assignment
@@ -190,19 +200,18 @@ class AssignTask:
     threads: int
 
 
-def assign_shard(task: AssignTask) -> tuple[int, np.ndarray | None]:
-    """The shard's number and the cluster int64 of its samples; None where ids alone decide."""
+def assign_shard(task: AssignTask) -> tuple[int, np.ndarray]:
+    """The shard's number and the cluster int64 of its samples; -1 where the id alone decides."""
     rule, shard = load_file(task.rule), read_shard(task.shard)
     if "fine" in rule:
         clustering = Clustering(rule["fine"].numpy(), rule["coarse"].numpy())
         return task.number, clustering.assign(shard["features"].numpy(), task.threads)[0]
-    if "labels" in rule:
-        labels, table = shard["labels"].numpy(), rule["labels"].numpy()
-        strange = (labels < 0) | (labels >= len(table))
-        if strange.any():
-            raise UserError(f"--by label: {int(strange.sum())} samples have a label the partition has never seen")
-        return task.number, table[labels]
-    return task.number, None
+    labels = shard["labels"].numpy()
+    if "labels" not in rule:
+        return task.number, np.full(len(labels), -1, dtype=np.int64)
+    table = rule["labels"].numpy()
+    assert labels.max(initial=-1) < len(table), "prepare takes late labels off that were not there before"
+    return task.number, np.where(labels >= 0, table[labels.clip(min=0)], -1)
 
 
 def random_cluster(identity: str, seed: int, clusters: int) -> int:

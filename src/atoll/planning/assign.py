@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..artifacts import UserError
@@ -10,6 +10,7 @@ from ..models.dit import DiTConfig
 from ..models.presets import SIZES, parse
 from .fit import Fit, fit
 from .islands import Island
+from .mix import Mix
 from .recipes import Network
 
 
@@ -42,8 +43,15 @@ class Job:
         }
 
 
-def match(islands: Sequence[Island], sizes: Sequence[int]) -> dict[int, Island]:
-    """An island for every cluster: the largest cluster first, to whoever has most work to give per cluster taken."""
+def match(
+    islands: Sequence[Island], sizes: Sequence[int], mix: Mix | None = None, too_small: Collection[str] = ()
+) -> dict[int, Island]:
+    """An island for every cluster: the largest cluster first, to whoever has most work to give per cluster taken.
+
+    An island that insists on an objective takes no more clusters than the mix has of it. Islands named in `too_small`
+    take none. One cluster after another without looking back: where islands insist on clusters and objectives both, it
+    may refuse what a search would find.
+    """
     taken = {island.name: 0 for island in islands}
     chosen: dict[int, Island] = {}
     # clusters somebody asked for go first, or a greedy choice could leave them nobody
@@ -51,10 +59,23 @@ def match(islands: Sequence[Island], sizes: Sequence[int]) -> dict[int, Island]:
     if bad := sorted(k for k in wanted if not 0 <= k < len(sizes)):
         raise UserError(f"--islands: cluster {bad[0]} does not exist, the partition has 0 to {len(sizes) - 1}")
     for cluster in sorted(range(len(sizes)), key=lambda k: (k not in wanted, -sizes[k], k)):
-        able = [island for island in islands if island.clusters is None or cluster in island.clusters]
-        asked = [island for island in able if island.clusters is not None]
-        if not able:
+        willing = [island for island in islands if island.clusters is None or cluster in island.clusters]
+        if not willing:
             raise UserError(f"--islands: nobody takes cluster {cluster}; let an island leave out `clusters`")
+        fitting = [island for island in willing if island.name not in too_small]
+        if not fitting:
+            names = ", ".join(island.name for island in willing)
+            raise UserError(f"--islands: nobody takes cluster {cluster}, nothing fits on {names}; add a larger island")
+        insisted = [island.objective for island in chosen.values() if island.objective is not None]
+        able = [i for i in fitting if mix is None or i.objective is None or mix.allows(cluster, i.objective, insisted)]
+        if not able:
+            assert mix is not None, "without a mix whoever fits is able"
+            wishes = ", ".join(f"{island.name} on {island.objective}" for island in fitting)
+            raise UserError(
+                f"--mix {mix.text}: leaves nobody for cluster {cluster}, islands insist: {wishes}; "
+                "change the mix, or leave out their `objective`"
+            )
+        asked = [island for island in able if island.clusters is not None]
         best = max(asked or able, key=lambda i: i.machine.tflops * i.hours / (taken[i.name] + 1))
         taken[best.name] += 1
         chosen[cluster] = best
@@ -114,8 +135,13 @@ def asked_for(network: Network, island: Island) -> Network:
 
 def refusal(island: Island, network: Network, batch: int, build: Callable[[Network], DiTConfig]) -> str:
     """One line that says what does not fit, and what would."""
-    patch = asked_for(network, island).patch if island.size is not None else network.patch
-    name = island.size or sizes_at(patch)[-1]
-    largest = next((n for n in sizes_at(patch) if fit(build(sized(network, n)), island.machine, batch)), None)
+    largest = largest_fit(island, network, batch, build)
+    name = island.size or sizes_at(network.patch)[-1]
     what = f"--islands {island.name}: {name} does not fit into {island.machine.memory:g} GiB"
     return f"{what}; the largest that does is {largest}" if largest else f"{what}, and no smaller size does"
+
+
+def largest_fit(island: Island, network: Network, batch: int, build: Callable[[Network], DiTConfig]) -> str | None:
+    """The largest named size that fits on an island, at the patch it asked for; None if it is too small for any."""
+    patch = asked_for(network, island).patch if island.size is not None else network.patch
+    return next((n for n in sizes_at(patch) if fit(build(sized(network, n)), island.machine, batch)), None)

@@ -97,6 +97,10 @@ def read_islands(path: Path) -> tuple[Island, ...]:
         content = parse(path)
     except FileNotFoundError as error:
         raise UserError(f"--islands {path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--islands {path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise UserError(f"--islands {path}: cannot be read ({error.strerror}); pass a YAML or TOML file") from error
     try:
         return IslandsFile.model_validate(content).islands
     except ValidationError as error:
@@ -104,7 +108,7 @@ def read_islands(path: Path) -> tuple[Island, ...]:
 
 
 def parse(path: Path) -> Any:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,24 +16,55 @@ from ..data.shards import ShardSet
 DETAIL_SAMPLES = 256  # latents per cluster; the mean is known well enough
 
 
-def assign_objectives(mix: str | None, known: Collection[str], detail: Sequence[float]) -> list[str]:
-    """The objective's name for each cluster; `detail` [K] is how much fine structure each cluster has.
+@dataclass(frozen=True)
+class Mix:
+    """One objective for each cluster: in the order of clusters, or only how many of each, the first-named first.
 
-    `2ddpm:6flow` deals the first-named objective out to the clusters with most detail (HDDM gave those to its
-    noise experts); `ddpm,flow,flow` names the objective of clusters 0, 1, 2.
+    `text` is how the user wrote it; None where nobody asked for it, so that islands may change it.
     """
-    clusters = len(detail)
+
+    names: tuple[str, ...]
+    by_cluster: bool
+    text: str | None
+
+    def allows(self, cluster: int, objective: str, insisted: Sequence[str]) -> bool:
+        """Whether an island may insist on an objective for a cluster, after others have `insisted` on theirs."""
+        if self.text is None:
+            return True
+        if self.by_cluster:
+            return self.names[cluster] == objective
+        return insisted.count(objective) < self.names.count(objective)
+
+    def deal(self, detail: Sequence[float], insisted: Mapping[int, str] = MappingProxyType({})) -> list[str]:
+        """The objective of each cluster; `detail` [K] is how much fine structure each one has.
+
+        Clusters whose island insists on an objective have that one, and it counts. Of the rest, the first-named
+        goes to the clusters with most detail (HDDM gave those to its noise experts).
+        """
+        free = [k for k in range(len(self.names)) if k not in insisted]
+        if self.by_cluster:
+            return [insisted.get(k, name) for k, name in enumerate(self.names)]
+        left = list(self.names)
+        for objective in insisted.values():
+            if objective in left:
+                left.remove(objective)
+        assert len(left) == len(free) or self.text is None, "an island was let insist on more than the mix has"
+        by_detail = sorted(free, key=lambda k: (-detail[k], k))
+        chosen = {**insisted, **dict(zip(by_detail, left, strict=False))}
+        return [chosen[k] for k in range(len(self.names))]
+
+
+def read_mix(text: str | None, known: Collection[str], clusters: int) -> Mix:
+    """`2ddpm:6flow` says how many of each, `ddpm,flow,flow` names the objective of clusters 0, 1, 2."""
+    mix = text
     if mix is None:
         few = max(1, round(clusters / 4)) if clusters > 1 else 0
         mix = f"{few}ddpm:{clusters - few}flow" if few else "1flow"
-    if re.fullmatch(r"\d+[A-Za-z][\w-]*(:\d+[A-Za-z][\w-]*)*", mix):
+    counted = re.fullmatch(r"\d+[A-Za-z][\w-]*(:\d+[A-Za-z][\w-]*)*", mix) is not None
+    names = mix.split(",")
+    if counted:
         parts = [re.fullmatch(r"(\d+)(.+)", part) for part in mix.split(":")]
-        counted = [(int(m[1]), m[2]) for m in parts if m is not None]
-        names = [name for count, name in counted for _ in range(count)]
-        by_detail = sorted(range(clusters), key=lambda k: (-detail[k], k))
-    else:
-        names = mix.split(",")
-        by_detail = list(range(clusters))
+        names = [m[2] for m in parts if m is not None for _ in range(int(m[1]))]
     for name in names:
         if name not in known:
             raise UserError(f"--mix {mix}: unknown objective {name!r}; use {', '.join(sorted(known))}")
@@ -39,10 +72,7 @@ def assign_objectives(mix: str | None, known: Collection[str], detail: Sequence[
         raise UserError(
             f"--mix {mix}: names {len(names)} experts, the partition has {clusters} clusters; make them equal"
         )
-    chosen = [""] * clusters
-    for cluster, name in zip(by_detail, names, strict=True):
-        chosen[cluster] = name
-    return chosen
+    return Mix(tuple(names), not counted, text)
 
 
 def detail_of(partition: Artifact, cluster: int) -> float:

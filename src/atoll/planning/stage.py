@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from ..data.space import LatentSpace, TextSpace
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
 from ..training.seeds import seed_from
-from .assign import Job, match, plan_job
+from .assign import Job, largest_fit, match, plan_job, refusal
 from .islands import Island
-from .mix import assign_objectives, detail_of
+from .mix import detail_of, read_mix
 from .recipes import Network, PlanConfig, recipe_for
 
 KIND = "orders"
@@ -38,16 +38,21 @@ def plan(
     """
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
     if cut.manifest.parents.get("data") != origin.digest:
-        raise UserError(f"{cut.store}: was not made from {origin.store}; pass the data it was made from")
+        raise UserError(
+            f"{cut.store}: was not made from {origin.store}; pass --partition with the one that was, "
+            "or the data this one was made from"
+        )
     place = Store.at(out)
     if place.parent != cut.store.parent:
         raise UserError(f"--out {place}: orders must lie beside the partition, in {cut.store.parent}")
     config = config or recipe_for(origin.config)
-    choices = choose(origin, cut, config, islands)
+    too_small = islands_too_small(origin, config, islands)
+    choices = choose(origin, cut, config, islands, too_small)
     settings = {
         **config.model_dump(mode="json"),
         "chosen": [choice.objective for choice in choices],
         "islands": [choice.job.record() for choice in choices if choice.job is not None],
+        **({"too_small": too_small} if too_small else {}),
     }
     digests = {"data": origin.digest, "partition": cut.digest}
     if (there := reuse(out, KIND, settings, digests)) is not None:
@@ -69,21 +74,42 @@ class Choice:
     job: Job | None = None
 
 
-def choose(data: Artifact, partition: Artifact, config: PlanConfig, islands: Sequence[Island]) -> list[Choice]:
+def islands_too_small(data: Artifact, config: PlanConfig, islands: Sequence[Island]) -> dict[str, float]:
+    """The islands on which no size fits, with their memory in GiB; not all of them, or there is nobody to plan for."""
+
+    def build(network: Network) -> DiTConfig:
+        return architecture(data.config, network)
+
+    small = [i for i in islands if largest_fit(i, config.network, config.training.batch, build) is None]
+    if islands and len(small) == len(islands):
+        raise UserError(refusal(small[0], config.network, config.training.batch, build))
+    return {island.name: island.machine.memory for island in small}
+
+
+def choose(
+    data: Artifact,
+    partition: Artifact,
+    config: PlanConfig,
+    islands: Sequence[Island],
+    too_small: Collection[str],
+) -> list[Choice]:
     """One choice per cluster: the recipe's, or what the cluster's island can do."""
     clusters = int(partition.config["clusters"])
-    chosen = assign_objectives(config.mix, config.objectives, [detail_of(partition, k) for k in range(clusters)])
+    mix = read_mix(config.mix, config.objectives, clusters)
+    detail = [detail_of(partition, k) for k in range(clusters)]
     if not islands:
-        return [Choice(objective, config) for objective in chosen]
+        return [Choice(objective, config) for objective in mix.deal(detail)]
+    for island in islands:
+        if island.objective is not None and island.objective not in config.objectives:
+            known = ", ".join(sorted(config.objectives))
+            raise UserError(f"--islands {island.name}: unknown objective {island.objective!r}; use {known}")
     counts = [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
-    matched = match(islands, counts)
+    matched = match(islands, counts, mix, too_small)
+    chosen = mix.deal(detail, {k: i.objective for k, i in matched.items() if i.objective is not None})
     shared = Counter(island.name for island in matched.values())
     choices = []
     for k in range(clusters):
         island = matched[k]
-        if island.objective is not None and island.objective not in config.objectives:
-            known = ", ".join(sorted(config.objectives))
-            raise UserError(f"--islands {island.name}: unknown objective {island.objective!r}; use {known}")
         job, network = plan_job(
             island,
             shared[island.name],
@@ -97,7 +123,7 @@ def choose(data: Artifact, partition: Artifact, config: PlanConfig, islands: Seq
             update={"micro_batch": job.fit.micro_batch, "images": job.images, "precision": job.precision}
         )
         fitted = config.model_copy(update={"network": network, "training": training})
-        choices.append(Choice(island.objective or chosen[k], fitted, job))
+        choices.append(Choice(chosen[k], fitted, job))
     return choices
 
 

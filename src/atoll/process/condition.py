@@ -13,7 +13,7 @@ from torch import Tensor
 class Condition:
     """One condition per sample; every field is optional and has the batch first.
 
-    labels   int64 [B]                 class indices
+    labels   int64 [B]                 class indices, -1 where a sample has none: the same as dropped, for labels only
     pooled   float [B, D]              one text vector per sample
     tokens   float [B, L, D]           text token embeddings, or int64 [B, L] word ids (the `words` encoder)
     mask     bool [B, L]               True where `tokens` holds a real token

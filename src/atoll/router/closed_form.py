@@ -132,9 +132,10 @@ class GaussianWorld:
         spectrum, axes = (v.to(dtype).to(x.device) for v in torch.linalg.eigh(self.covariances))  # [M, D], [M, D, D]
         log_prior = self.weights.log().to(dtype).to(x.device).expand(len(x), -1)
         if condition is not None and condition.labels is not None:
-            excluded = condition.labels[:, None] != labels
+            asked = condition.labels >= 0  # -1 says that there is no label
             if condition.dropped is not None:
-                excluded = excluded & ~condition.dropped[:, None]
+                asked = asked & ~condition.dropped
+            excluded = (condition.labels[:, None] != labels) & asked[:, None]
             log_prior = log_prior.masked_fill(excluded, -torch.inf)
 
         alpha, sigma = schedule.alpha(t)[:, None, None], schedule.sigma(t)[:, None, None]

@@ -97,9 +97,8 @@ def train_router(
             clusters = samples.clusters[rows]
             loss = 0.0
             for part in micro_batches(batch, training.micro_batch):
-                condition_ = None if condition is None else condition[part].to(where)
                 with autocast(where, training):
-                    logits = network(x[part].to(where), t[part].to(where) * time_scale, condition_)
+                    logits = network(x[part].to(where), t[part].to(where) * time_scale, condition[part].to(where))
                 share = F.cross_entropy(logits.float(), clusters[part].to(where), reduction="sum") / batch
                 share.backward()  # type: ignore[no-untyped-call]
                 loss += share.item()
@@ -135,7 +134,7 @@ class ClusteredSamples:
 
     def noisy(
         self, rows: Tensor, numbers: torch.Generator, dropout: float, t: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Condition | None]:
+    ) -> tuple[Tensor, Tensor, Condition]:
         """x_t on the reference path, t [B] (stratified over [0, 1) unless given) and the condition."""
         batch = len(rows)
         which_caption, strata, dropped = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
@@ -143,8 +142,7 @@ class ClusteredSamples:
             t = (torch.randperm(batch, generator=numbers) + strata) / batch
         x0 = self._shards.latents(rows)
         x = noisy(LinearFlow(), x0, torch.randn(x0.shape, generator=numbers), t)
-        condition = self._shards.condition(rows, which_caption)
-        return x, t, None if condition is None else condition.drop(dropped < dropout)
+        return x, t, self._shards.condition(rows, which_caption).drop(dropped < dropout)
 
 
 @torch.no_grad()
@@ -159,9 +157,7 @@ def accuracy_over_time(
         for part, some in enumerate(torch.split(rows, plan.training.micro_batch or plan.training.batch)):
             numbers = generator(plan.training.seed, "accuracy", step, part)
             x, t, condition = samples.noisy(some, numbers, 0.0, t=time.repeat(len(some)))
-            given, dropped = (
-                logits_for(network, x, t, c, plan) for c in (condition, None if condition is None else condition.null())
-            )
+            given, dropped = (logits_for(network, x, t, c, plan) for c in (condition, condition.null()))
             truth = samples.clusters[some].to(given.device)
             sums["accuracy"] += given.argmax(1).eq(truth).sum().item()
             sums["accuracy_unconditional"] += dropped.argmax(1).eq(truth).sum().item()
@@ -171,9 +167,8 @@ def accuracy_over_time(
     return table
 
 
-def logits_for(network: Router, x: Tensor, t: Tensor, condition: Condition | None, plan: RouterPlan) -> Tensor:
+def logits_for(network: Router, x: Tensor, t: Tensor, condition: Condition, plan: RouterPlan) -> Tensor:
     device = next(network.parameters()).device
-    given = None if condition is None else condition.to(device)
     with autocast(device, plan.training):
-        logits: Tensor = network(x.to(device), t.to(device) * plan.network.trunk.time_scale, given)
+        logits: Tensor = network(x.to(device), t.to(device) * plan.network.trunk.time_scale, condition.to(device))
     return logits.float()

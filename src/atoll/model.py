@@ -21,6 +21,7 @@ from .islands.expert import Expert, load_expert
 from .models.autoencoders import load_autoencoder
 from .process import Condition, Denoiser, LinearFlow
 from .sampling import generate, image_seeds
+from .training.device import named_or_best
 
 DEFAULT_SOLVER = "dpmpp_2m"
 DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents
@@ -156,7 +157,7 @@ def load(place: str | Path, *, router: str | None = None, device: str | None = N
     `router` names another router folder of the run than the one its ensemble.json registers.
     """
     store = Store.at(place)
-    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on = torch.device(named_or_best(device))
     if not store.exists():
         raise UserError(f"{place}: no such run; check the path, or make one with `atoll demo`")
     artifact = find(store)

@@ -11,6 +11,7 @@ from ..artifacts import find
 from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
+from ..training.device import named_or_best
 from .bars import bars
 from .settings import read_settings
 
@@ -42,7 +43,9 @@ def prepare(
         ),
     ] = None,
     ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster (default: this machine)")] = None,
-    device: Annotated[str, typer.Option(help="Where the encoders run, such as cuda")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="Where the encoders run: cpu, cuda, mps; default: cuda if there is one")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set holdout=0.1; repeat it")] = None,
 ) -> None:
@@ -54,7 +57,7 @@ def prepare(
 
       atoll prepare digits --out runs/demo/data
 
-      atoll prepare photos/ --out runs/photos/data --size 256 --autoencoder stabilityai/sd-vae-ft-mse --workers 8
+      atoll prepare photos/ --out runs/photos/data --size 256 --autoencoder stabilityai/sd-vae-ft-mse
 
       atoll prepare s3://bucket/laion/ --out /shared/run/data --engine ray --ray-address auto --device cuda
 
@@ -71,11 +74,12 @@ def prepare(
     }
     settings = read_settings(PrepareConfig(), file=config, flags=flags, overrides=set_ or ())
     there = find(out) is not None
+    on = named_or_best(device)
     if workers is None:
-        workers = 1 if source == "digits" else workers_for(device)  # starting one takes longer than all digits
-    where = engine_named(engine, workers, ray_address, device)
+        workers = 1 if source == "digits" else workers_for(on)  # starting one takes longer than all digits
+    where = engine_named(engine, workers, ray_address, on)
     with bars() as progress:
-        data = prepare_stage(source, out, settings, onto=onto, engine=where, device=device, progress=progress)
+        data = prepare_stage(source, out, settings, onto=onto, engine=where, device=on, progress=progress)
     rejected = sum(data.config["rejected"].values())
     typer.echo(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "

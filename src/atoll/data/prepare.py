@@ -321,7 +321,7 @@ def begin(draft: Draft, reading: dict[str, Any], encoding: dict[str, Any]) -> No
     record = state / "work.json"
     work = {"reading": reading, "encoding": encoding}
     before = json.loads(record.read_bytes()) if record.exists() else None
-    if before == work:
+    if before is not None and not differences(before, work):
         return
     if before is None:
         draft.clear()

@@ -10,10 +10,15 @@ from ..artifacts import UserError
 from .plan import Training
 
 
+def named_or_best(name: str | None) -> str:
+    """The device a user names; for who names none, cuda if there is one."""
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def open_device(name: str | None, plan: Training) -> torch.device:
-    """The device a user names (None: cuda if there is one); on a CPU the plan's thread count is set."""
+    """The device a user names, or the best; on a CPU the plan's thread count is set."""
     try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(named_or_best(name))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]}); use cpu") from error

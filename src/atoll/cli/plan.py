@@ -65,17 +65,20 @@ def table(orders: Artifact) -> Table:
     """One row per order; with islands, what each is predicted to need."""
     jobs = orders.config["islands"]
     shown = Table(show_header=True, header_style="bold", box=None)
-    columns = ["order", "objective"]
+    shown.add_column("order")
+    shown.add_column("objective")
     if jobs:
-        columns += ["island", "size", "micro-batch", "GiB", "images/s", "images", "hours", "cost"]
-    for column in columns:
-        shown.add_column(column)
+        shown.add_column("island")
+        shown.add_column("size")
+        # short enough for a terminal of 80 columns: a number that is cut off says nothing
+        for number in ("micro-\nbatch", "GiB", "images\nper s", "million\nimages", "hours", "cost"):
+            shown.add_column(number, justify="right")
     for k, (name, objective) in enumerate(zip(orders.names(), orders.config["chosen"], strict=True)):
         row = [name, objective]
         if jobs:
             job = jobs[k]
             row += [job["island"], job["size"], str(job["micro_batch"]), f"{job['memory_gib']:.1f}"]
-            row += [f"{job['images_per_s']:,.0f}", f"{job['images']:,}", f"{job['hours']:.1f}"]
+            row += [f"{job['images_per_s']:,.0f}", f"{job['images'] / 1e6:.3g}", f"{job['hours']:.1f}"]
             row.append("" if job["cost"] is None else f"{job['cost']:.2f}")
         shown.add_row(*row)
     return shown

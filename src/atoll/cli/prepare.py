@@ -88,6 +88,6 @@ def prepare(
     typer.echo(f"  latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
     unlabelled = data.config.get("unlabelled", 0)  # not counted in older data, where one was enough to lose all labels
     if data.config["labels"] is not None and unlabelled:
-        typer.echo(f"  without a label: {unlabelled:,}, which networks learn without a condition")
+        typer.echo(f"  without a label: {unlabelled:,}")
     for reason, count in data.config["rejected"].items():
         typer.echo(f"  rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)")

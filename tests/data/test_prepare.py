@@ -273,6 +273,47 @@ def test_what_was_read_serves_other_settings(tmp_path: Path) -> None:
     assert data.digest == prepare(source, tmp_path / "fresh", CONFIG).digest
 
 
+def test_nothing_of_other_settings_is_left(tmp_path: Path) -> None:
+    """Killed after everything was made, then run again without text: no file of the first try is in the second."""
+    source = tars(tmp_path / "source", pictures(40), count=3)
+    code = CRASH.format(module="artifacts.artifact", function="describe", calls=0)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, source, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.kill()
+    process.wait()
+    assert (tmp_path / ".data.partial" / "empty.safetensors").exists()
+    without = CONFIG.model_copy(update={"text_encoder": "none"})
+    data = prepare(source, tmp_path / "data", without)
+    assert data.digest == prepare(source, tmp_path / "fresh", without).digest
+
+
+def test_records_of_another_version_are_not_held_against_a_user(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", pictures(10))
+    (tmp_path / ".data.partial" / "state").mkdir(parents=True)
+    (tmp_path / ".data.partial" / "state" / "work.json").write_text('{"request": {}, "source": "x", "files": "y"}')
+    data = prepare(source, tmp_path / "data", CONFIG)
+    (tmp_path / "data" / "log.jsonl").write_text(json.dumps({"source": source}) + "\n")
+    assert prepare(source, tmp_path / "data", CONFIG).digest == data.digest
+
+
+def test_an_image_that_is_everywhere_is_merged_by_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All copies of an image have one id, so no range of ids divides them."""
+    shape = (3, 16, 16)
+    monkeypatch.setattr(runs, "CHUNK_BYTES", 5 * 3 * 16 * 16)
+    slices = []
+    for number in range(3):
+        stem = tmp_path / f"{number}"
+        np.save(stem.with_suffix(".pixels.npy"), np.full((20, *shape), number, np.uint8))
+        slices.append(Slice(stem, 4, 16))
+    order = np.random.default_rng(0).permutation(36)
+    blocks = list(runs.pixels_in_order(slices, order, shape))
+    assert max(len(block) for block in blocks) == 5
+    assert (np.concatenate(blocks)[:, 0, 0, 0] == order // 12).all()
+
+
 def test_another_column_is_another_source(tmp_path: Path) -> None:
     from pyarrow import parquet as pq
     from pyarrow import table

@@ -490,3 +490,54 @@ def test_missing_credentials_are_one_line(
     assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in process.stderr
     assert process.stderr.count("\n") == 1, process.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_lines_that_end_as_windows_doubles_them(tmp_path: Path) -> None:
+    place = Path(image_folder(tmp_path / "source", pictures(3)))
+    (place / "metadata.jsonl").write_bytes(b'{"file_name": "0000-000.png",\r "text": "a b"}\r\r\n\r\n')
+    source = open_source(str(place), SourceConfig())
+    captions = [found.captions for unit in source.units() for found in source.read(unit) if isinstance(found, Sample)]
+    assert ["a b" in texts for texts in captions] == [True, False, False]
+
+
+def test_a_file_too_large_to_be_an_image_is_listed_unread(tmp_path: Path) -> None:
+    place = Path(image_folder(tmp_path / "source", pictures(3)))
+    with (place / "backup.zip").open("wb") as file:
+        file.truncate(2**40)  # takes no space on the disk, and would take a terabyte of memory
+    source = open_source(str(place), SourceConfig())
+    found = [found for unit in source.units() for found in source.read(unit)]
+    assert [(r.name, r.reason) for r in found if isinstance(r, Reject)] == [("backup.zip", "file too large")]
+
+
+@pytest.mark.parametrize("file_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_file_with_holes_is_listed(file_format: int, tmp_path: Path) -> None:
+    """tar -S stores such a file without its holes: its bytes in the tar are not its content."""
+    with (tmp_path / "holes.png").open("wb") as file:
+        file.truncate(2**20)
+        file.seek(2**19)
+        file.write(b"something")
+    kind = {tarfile.GNU_FORMAT: "gnu", tarfile.PAX_FORMAT: "pax"}[file_format]
+    subprocess.run(["tar", "-S", f"--format={kind}", "-cf", "x.tar", "holes.png"], cwd=tmp_path, check=True)
+    source = open_source(str(tmp_path / "x.tar"), SourceConfig())
+    found = [found for unit in source.units() for found in source.read(unit)]
+    assert [(r.reason, r.detail) for r in found if isinstance(r, Reject)] == [("not a file", "sparse")]
+    assert not any(isinstance(f, Sample) for f in found)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
+def test_a_damaged_table_is_one_line(ending: str, tmp_path: Path) -> None:
+    """pyarrow calls some damage an OSError."""
+    place = tmp_path / f"x{ending}"
+    table = pa.table({"image": [b"x" * 100] * 10})
+    if ending == ".parquet":
+        pq.write_table(table, place)
+        content = bytearray(place.read_bytes())
+        content[-60:-8] = bytes(range(52))
+    else:
+        with pa.ipc.new_stream(place, table.schema) as writer:
+            writer.write_table(table)
+        content = bytearray(place.read_bytes())
+        content[8:60] = b"\xff" * 52
+    place.write_bytes(content)
+    with pytest.raises(UserError, match="not a readable"):
+        open_source(str(place), SourceConfig()).units()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
-from atoll.artifacts import Artifact, UserError
+from atoll.artifacts import Artifact, Draft, UserError
 from atoll.cli import main
 from atoll.data import Index, PrepareConfig, ShardSet, prepare
 from atoll.partition import PartitionConfig, partition
@@ -90,6 +92,22 @@ def test_too_many_clusters_is_one_line(k: int, by: str, words: str, digits: Arti
     with pytest.raises(UserError, match=words):
         partition(digits.store, tmp_path / "cut", PartitionConfig(clusters=k, by=by))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_late_samples_join_a_cut_that_recorded_a_bound(tmp_path: Path) -> None:
+    """Cuts by label once recorded the default bound, and had no rule for samples without a label."""
+    source = folder(tmp_path / "first", pictures(60))
+    first = prepare(source, tmp_path / "data", CONFIG)
+    old = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(clusters=2, by="label"))
+    rule = load_file(old.file("centroids.safetensors"))
+    with Draft(tmp_path / "older", "partition") as draft:
+        shutil.copytree(tmp_path / "cut", draft.folder, dirs_exist_ok=True)
+        save_file({"labels": rule["labels"]}, draft.folder / "centroids.safetensors")
+        draft.commit(config={**old.config, "balance": 2.0}, parents={"data": first.digest})
+    late = [Item(item.name, item.content, item.caption, None) for item in pictures(20, first=500)]
+    prepare(folder(tmp_path / "late", late), tmp_path / "data-2", onto=tmp_path / "data")
+    made = partition(tmp_path / "data-2", tmp_path / "newer", onto=tmp_path / "older")
+    assert sum(sum(size.values()) for size in json.loads(made.read("sizes.json"))["clusters"]) == 80
 
 
 def test_late_samples_join_the_clusters_there_are(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from .artifact import STATE, Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
-from .lock import only_one
+from .lock import LOCK, only_one
 from .manifest import FileEntry, Manifest, explain
 from .store import Store, atomic_file, check_relative, raise_if_disk_full, write_atomic
 
 __all__ = [
+    "LOCK",
     "STATE",
     "Artifact",
     "Draft",

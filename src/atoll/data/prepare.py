@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import (
+    LOCK,
     STATE,
     Artifact,
     Draft,
@@ -270,30 +271,41 @@ def totals(summaries: Sequence[dict[str, Any]], rows: int, old: Predecessor | No
 
 def chosen_before(out: str | Path | Store, draft: Draft) -> str | None:
     """The features of the artifact at `out`, or of unfinished work there; None if there is neither."""
-    there, work = find(out), draft.folder / STATE / "work.json"
+    there = find(out)
     if there is not None and there.manifest.kind == KIND:
         return str(there.config["request"]["features"])
-    return str(json.loads(work.read_bytes())["encoding"]["features"]) if work.exists() else None
+    work = recorded_work(draft)
+    return None if work is None else str(work["encoding"]["features"])
+
+
+def recorded_work(draft: Draft) -> dict[str, Any] | None:
+    """What a killed run was doing in this folder; None if there is no record, or one that says too little."""
+    record = draft.folder / STATE / "work.json"
+    if not record.exists():
+        return None
+    work: dict[str, Any] = json.loads(record.read_bytes())
+    return work if {"reading", "encoding"} <= work.keys() else None
 
 
 def already_there(out: str | Path | Store, request: dict[str, Any], reading: dict[str, Any]) -> Artifact | None:
     """The artifact an earlier, equal command has made. Counts and statistics are results, not settings."""
     there = find(out)
-    if there is None:
-        return None
+    if there is None or there.manifest.kind != KIND:
+        return reuse(out, KIND, request, {})  # None, or a line that says what is there
     before = logged_reading(there)
     if before is not None and before["source"] != reading["source"]:
         raise UserError(
             f"{there.store}: already holds the data of source {before['source']}, not {reading['source']}; "
             "choose another --out"
         )
-    if before is not None and (changed := differences(before, reading)):
+    if before is not None and (changed := differences(before, {name: reading.get(name) for name in before})):
         raise UserError(
             f"{there.store}: already holds this source read in another way ({', '.join(changed)}); choose another --out"
         )
+    same = reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
     if there.store.is_local:
         shutil.rmtree(there.store.path / STATE, ignore_errors=True)  # the last thing a run does, if nobody kills it
-    return reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
+    return same
 
 
 def logged_reading(data: Artifact) -> dict[str, Any] | None:
@@ -318,9 +330,8 @@ def begin(draft: Draft, reading: dict[str, Any], encoding: dict[str, Any]) -> No
     that a mistake in those costs one pass. A folder without a record says nothing about its files.
     """
     state = draft.folder / STATE
-    record = state / "work.json"
     work = {"reading": reading, "encoding": encoding}
-    before = json.loads(record.read_bytes()) if record.exists() else None
+    before = recorded_work(draft)
     if before is not None and not differences(before, work):
         return
     if before is None:
@@ -332,10 +343,13 @@ def begin(draft: Draft, reading: dict[str, Any], encoding: dict[str, Any]) -> No
             "use the old settings or remove that folder"
         )
     else:
-        for made in (state / "encoded", draft.folder / "shards"):
+        dropped = state / f"dropped-{uuid.uuid4().hex[:8]}"
+        dropped.mkdir()
+        for made in [state / "encoded", *(path for path in draft.folder.iterdir() if path.name not in (LOCK, STATE))]:
             if made.exists():  # moved aside first: half of a folder would pass for a whole one
-                shutil.rmtree(made.rename(state / f"dropped-{uuid.uuid4().hex[:8]}"))
-    write_atomic(record, canonical_json(work))
+                made.rename(dropped / made.name)
+        shutil.rmtree(dropped)
+    write_atomic(state / "work.json", canonical_json(work))
 
 
 def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: PrepareConfig) -> list[GatherTask]:

@@ -12,7 +12,7 @@ again until no more than FAN_IN are left; that copies an image log(C) / log(FAN_
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,8 @@ class MergeTask:
 def merge(task: MergeTask) -> int:
     """Merge one group of chunks, unless an earlier run has; the number of rows.
 
-    Goes through the ids range by range, so that it holds about a chunk at a time however long the run becomes.
+    Goes through the ids range by range, so that it holds about a chunk at a time however long the run becomes; and
+    through the pixels of a range by chunks, since all copies of an image that is everywhere are in one range.
     """
     marker = task.out.with_suffix(".json")
     if not marker.exists():
@@ -84,9 +85,11 @@ def merge(task: MergeTask) -> int:
                 np.lib.format.write_array_header_1_0(file, header)
             waiting = CHUNK_SCHEMA.empty_table()
             for number in range(ranges):
-                ids, pixels, table = merge_slices(slices_of_range(task.stems, number, ranges), image_shape)
+                slices = slices_of_range(task.stems, number, ranges)
+                ids, order, table = merge_slices(slices)
                 ids_file.write(ids.tobytes())
-                pixels_file.write(pixels.tobytes())
+                for pixels in pixels_in_order(slices, order, image_shape):
+                    pixels_file.write(pixels.tobytes())
                 waiting = write_full_batches(writer, pa.concat_tables([waiting, table]))
             writer.write_table(waiting)
         write_atomic(marker, canonical_json({"rows": rows}))
@@ -96,18 +99,31 @@ def merge(task: MergeTask) -> int:
     return int(json.loads(marker.read_bytes())["rows"])
 
 
-def merge_slices(slices: Sequence[Slice], image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, pa.Table]:
-    """Ids uint8 [n, 32], pixels uint8 [n, C, S, S] and captions and labels of these rows, in id order."""
-    all_ids, all_pixels = [np.empty((0, 32), np.uint8)], [np.empty((0, *image_shape), np.uint8)]
-    tables = [CHUNK_SCHEMA.empty_table()]
+def merge_slices(slices: Sequence[Slice]) -> tuple[np.ndarray, np.ndarray, pa.Table]:
+    """Ids uint8 [n, 32] in order, that order int64 [n] of the slices' rows one after another, captions and labels."""
+    all_ids, tables = [np.empty((0, 32), np.uint8)], [CHUNK_SCHEMA.empty_table()]
     for part in slices:
         all_ids.append(np.load(part.stem.with_suffix(".ids.npy"), mmap_mode="r")[part.start : part.stop])
-        all_pixels.append(np.load(part.stem.with_suffix(".pixels.npy"), mmap_mode="r")[part.start : part.stop])
         tables.append(read_rows(part.stem.with_suffix(".arrow"), part.start, part.stop))
     ids = np.concatenate(all_ids)
     # an id as four numbers, the first the most significant; lexsort takes the most significant last
     order = np.lexsort(ids.view(">u8").T[::-1])
-    return ids[order], np.concatenate(all_pixels)[order], pa.concat_tables(tables).take(pa.array(order))
+    return ids[order], order, pa.concat_tables(tables).take(pa.array(order))
+
+
+def pixels_in_order(slices: Sequence[Slice], order: np.ndarray, image_shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Pixels uint8 [n, C, S, S] of the slices' rows in this order, a chunk at a time."""
+    starts = np.cumsum([0, *(part.stop - part.start for part in slices)])
+    rows = max(1, CHUNK_BYTES // int(np.prod(image_shape)))
+    for first in range(0, len(order), rows):
+        chosen = order[first : first + rows]
+        owner = np.searchsorted(starts, chosen, side="right") - 1
+        block = np.empty((len(chosen), *image_shape), np.uint8)
+        for number in np.unique(owner):
+            part, here = slices[number], owner == number
+            pixels = np.load(part.stem.with_suffix(".pixels.npy"), mmap_mode="r")
+            block[here] = pixels[chosen[here] - starts[number] + part.start]
+        yield block
 
 
 def write_full_batches(writer: pa.ipc.RecordBatchFileWriter, table: pa.Table) -> pa.Table:

@@ -129,7 +129,7 @@ class RealData:
         self.labels = index.labels
         # what a prompt is to networks of this data: a caption, or where they read none, a class number
         self._prompts = index.captions
-        if data.config["text"] is None:
+        if data.config["text"] is None and data.config["labels"] is not None:
             self._prompts = [[] if label < 0 else [str(label)] for label in self.labels.tolist()]
         labelled = self.labels >= 0  # repeats with conflicting labels have none, and are left out
         self.recogniser = None

@@ -105,6 +105,12 @@ class OldPartition:
         return OldPartition(artifact)
 
     @property
+    def config(self) -> PartitionConfig:
+        """Its settings. A cut by label or at random once recorded a bound that it did not keep."""
+        kept = {name: value for name, value in self.artifact.config.items() if name != "balance"}
+        return PartitionConfig.model_validate(self.artifact.config if kept["by"] == "features" else kept)
+
+    @property
     def rule(self) -> dict[str, Tensor]:
         return load_file(self.artifact.file("centroids.safetensors"))
 

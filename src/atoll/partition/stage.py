@@ -52,7 +52,7 @@ def partition(
     if old is not None:
         if config != PartitionConfig():
             raise UserError(f"--onto {old.artifact.store}: its own settings hold; leave out all others")
-        config = PartitionConfig.model_validate(old.artifact.config)
+        config = old.config
     settings = config.model_dump()
     parents = {"data": parent.digest} | ({} if old is None else {"partition": old.artifact.digest})
     if (there := reuse(out, KIND, settings, parents)) is not None:
@@ -181,7 +181,7 @@ def assign(
         here = assignment[start - first : stop - first]
         here[:] = clusters  # what Ray answers cannot be written to
         if len(by_id := np.flatnonzero(here < 0)):
-            seed, count = load_file(rule)["random"].tolist()
+            seed, count = load_file(rule).get("random", torch.tensor([config.seed, config.clusters])).tolist()
             ids = index.table["id"].slice(start, stop - start).take(pa.array(by_id)).to_pylist()
             here[by_id] = [random_cluster(identity, seed, count) for identity in ids]
         done += len(clusters)

@@ -13,6 +13,7 @@ reading it costs the same in a folder of a thousand files and of a million.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,12 +21,13 @@ from itertools import groupby
 from typing import Literal
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from ..captions import Said, from_json, from_text
 from .files import Entry, Selection, filesystem, fingerprint, listed
 from .reading import read_file
 from .records import Lines, Records, read_lines
-from .sample import ColourImages, Reject, Sample, Unit, printable
+from .sample import LARGEST_FILE, ColourImages, Reject, Sample, Unit, printable
 
 UNIT_FILES = 4096  # a worker's share of a large folder, captions counted
 TEXTS = {".txt": from_text, ".json": from_json}
@@ -108,8 +110,12 @@ class Folder(ColourImages):
             for name in images:
                 where = shown(f"{unit.folder}/{name}")
                 said = beside + recorded.pop(f"{folder}/{name}", Said()) + Said(label=unit.label)
+                path = f"{folder}/{name}"
                 try:
-                    content = read_file(system, f"{folder}/{name}")
+                    if isinstance(system, LocalFileSystem) and (size := os.path.getsize(path)) > LARGEST_FILE:
+                        yield Reject(where, "", "file too large", f"{size} bytes")
+                        continue
+                    content = read_file(system, path)
                 except OSError as error:
                     yield Reject(where, "", "unreadable", type(error).__name__)
                     continue

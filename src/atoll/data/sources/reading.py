@@ -30,7 +30,7 @@ def attempt(read: Callable[[], Result], system: fsspec.AbstractFileSystem, path:
     for pause in (*PAUSES, None):
         try:
             return read()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, MemoryError):
             raise
         except PermissionError as error:
             if isinstance(system, LocalFileSystem):

@@ -91,7 +91,9 @@ def read_lines(system: fsspec.AbstractFileSystem, pieces: Iterable[Lines]) -> di
     """What these lines say, by the path of the image."""
     said: dict[str, Said] = {}
     for piece in pieces:
-        for line in read_file(system, piece.path, piece.start, piece.stop).splitlines():
+        for line in read_file(system, piece.path, piece.start, piece.stop).split(b"\n"):
+            if not line.strip():
+                continue
             target = target_of(line)
             if target is None:
                 raise UserError(f"source {piece.path}: changed while it was read; start again with another --out")

@@ -41,6 +41,9 @@ class Reject:
     detail: str = ""
 
 
+LARGEST_FILE = 512 * 2**20  # bytes; nothing that large is one image
+
+
 def printable(name: str) -> str:
     """A file's name as text: one that is not UTF-8 cannot be written to a log as it is."""
     return name.encode("utf-8", "backslashreplace").decode()

@@ -82,19 +82,21 @@ class Tables(ColourImages):
 
     def _parquet(self, path: str) -> pq.ParquetFile:
         system, inner = filesystem(path)
+        stream = open_file(system, inner)
         try:
-            return pq.ParquetFile(open_file(system, inner))
-        except pa.ArrowException as error:
+            return pq.ParquetFile(stream)
+        except (pa.ArrowException, OSError) as error:  # of the parser: a failing read is a UserError
             raise UserError(f"source {path}: not a readable parquet file ({error}); get it again") from error
 
     def _schema(self, path: str) -> pa.Schema:
         if self.ending == ".parquet":
             return self._parquet(path).schema_arrow
         system, inner = filesystem(path)
+        stream = open_file(system, inner)
         try:
-            with open_file(system, inner) as stream, pa.ipc.open_stream(stream) as reader:
+            with stream, pa.ipc.open_stream(stream) as reader:
                 return reader.schema
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise UserError(f"source {path}: not a readable arrow stream ({error}); get it again") from error
 
 

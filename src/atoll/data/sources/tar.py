@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
+from .sample import LARGEST_FILE
+
 BLOCK = tarfile.BLOCKSIZE
-LARGEST_MEMBER = 512 * 2**20  # bytes; nothing that large is one image
 LARGEST_NAME = 2**20  # bytes; a header that asks for a longer name is damaged
 SKIP_BYTES = 2**20  # at a time
 
@@ -132,14 +133,15 @@ class _Reader:
     def _member(self, header: tarfile.TarInfo, said: dict[str, str]) -> Iterator[Member]:
         name = said.get("path", header.name)
         size = int(said.get("size", header.size))
+        sparse = header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse.") for key in said)
         if header.type in NO_CONTENT:
             yield Member(name, None, ("not a file", NO_CONTENT[header.type]))
         elif header.isdir():
             return
-        elif not header.isreg() or header.issparse():
+        elif not header.isreg() or sparse:
             self._skip(size)
-            yield Member(name, None, ("not a file", "sparse" if header.issparse() else "of unknown kind"))
-        elif size > LARGEST_MEMBER:
+            yield Member(name, None, ("not a file", "sparse" if sparse else "of unknown kind"))
+        elif size > LARGEST_FILE:
             self._skip(size)
             yield Member(name, None, ("file too large", f"{size} bytes"))
         else:
@@ -177,7 +179,7 @@ def header_of(block: bytes) -> tarfile.TarInfo | None:
 
 
 def extra_header(header: tarfile.TarInfo, content: bytes) -> dict[str, str]:
-    """`path` and `size` of the member that follows: GNU's long name, or records "LENGTH KEY=VALUE" of pax.
+    """`path`, `size` and holes of the member that follows: GNU's long name, or records "LENGTH KEY=VALUE" of pax.
 
     ValueError if it is damaged: no checksum covers it.
     """
@@ -192,7 +194,7 @@ def extra_header(header: tarfile.TarInfo, content: bytes) -> dict[str, str]:
         key, _, value = content[len(length) + 1 : end - 1].partition(b"=")
         if key == b"size" and not 0 <= int(value[:20]) < 2**63:
             raise ValueError("impossible size")
-        if key in (b"path", b"size"):
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse."):
             said[key.decode()] = value.decode("utf-8", "surrogateescape")
         content = content[end:]
     return said

@@ -73,7 +73,7 @@ def test_who_names_no_extractor_gets_the_best_this_machine_can_run(
     (tmp_path / DINOV2).mkdir(parents=True)
     (tmp_path / DINOV2 / "model.safetensors").write_bytes(b"weights")
     assert best_extractor("cuda") == "dinov2"
-    assert best_extractor("cpu") == "efficientnet-lite0", "a second an image is no default"
+    assert best_extractor("cpu") == "efficientnet-lite0", "two seconds an image are no default"
 
 
 def test_unknown_extractors_are_one_line(tmp_path: Path) -> None:

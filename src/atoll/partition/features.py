@@ -112,7 +112,7 @@ def resized(images: Tensor, size: int) -> Tensor:
 def best_extractor(device: str) -> str:
     """What a user gets who names none: DINOv2 on a GPU, if its weights are here or can be had; else EfficientNet-Lite0.
 
-    A large DINOv2 takes a CPU core two seconds an image (random weights, 224 px), EfficientNet-Lite0 a hundredth of one.
+    A large DINOv2 takes a CPU core two seconds an image (224 px, random weights), EfficientNet-Lite0 a hundredth.
     """
     if torch.device(device).type == "cpu":
         return "efficientnet-lite0"

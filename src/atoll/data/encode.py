@@ -145,8 +145,8 @@ def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[st
     extractor = load_extractor(encoders.features, encoders.device)
     parts = []
     for start in range(0, max(1, len(pixels)), batch):
-        # filled up with black images that are cut off again: cuDNN and oneDNN plan every convolution anew for every
-        # batch size they meet, which took three times as long as the work and a gigabyte a worker
+        # filled up with black images that are cut off again: a library such as cuDNN plans every convolution anew for
+        # every batch size it meets, and with a last batch of any size a GPU took three times as long (docs/log.md)
         full = np.zeros((batch, *pixels.shape[1:]), np.uint8)
         full[: len(pixels) - start] = pixels[start : start + batch]
         # channels last: what convolutions are fastest on, on CPUs and GPUs alike

@@ -541,3 +541,15 @@ def test_a_damaged_table_is_one_line(ending: str, tmp_path: Path) -> None:
     place.write_bytes(content)
     with pytest.raises(UserError, match="not a readable"):
         open_source(str(place), SourceConfig()).units()
+
+
+def test_want_of_memory_is_no_passing_failure() -> None:
+    tries = []
+
+    def read() -> bytes:
+        tries.append(1)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        reading.attempt(read, LocalFileSystem(), "/x")
+    assert len(tries) == 1

@@ -45,3 +45,12 @@ def test_data_with_few_labels_has_nothing_to_recognise(tmp_path: Path) -> None:
     real = RealData(prepare(folder(tmp_path / "a", items), tmp_path / "data", CONFIG), 1.0)
     assert real.recogniser is None
     assert real.prompts(3)[1] is None
+
+
+def test_networks_that_read_nothing_are_asked_for_nothing(tmp_path: Path) -> None:
+    """Data once lost its labels when one was missing: its index has them, and its networks do not."""
+    data = prepare(
+        folder(tmp_path / "a", [replace(item, caption=None) for item in pictures(40)]), tmp_path / "data", CONFIG
+    )
+    manifest = data.manifest.model_copy(update={"config": {**data.config, "labels": None}})
+    assert RealData(replace(data, manifest=manifest), 1.0).prompts(2) == (["", ""], None)

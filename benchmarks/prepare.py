@@ -202,7 +202,7 @@ def plain(job: dict[str, Any]) -> dict[str, Any]:
     from PIL import Image
 
     from atoll.models.autoencoders import load_autoencoder
-    from atoll.partition.features import load_extractor
+    from atoll.models.feature_extractors import load_extractor
 
     autoencoder, extractor = load_autoencoder(job["autoencoder"]), load_extractor(job["features"], job["device"])
     torch.set_num_threads(job["plain_threads"])

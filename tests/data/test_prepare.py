@@ -27,7 +27,7 @@ from atoll.data.gather import Slice, slices_of_range
 from atoll.data.predecessor import link
 from atoll.data.sources import SourceConfig
 from atoll.models.autoencoders import Pixels
-from atoll.partition.features import PixelFeatures
+from atoll.models.feature_extractors import PixelFeatures
 from atoll.planning.recipes import Network
 from atoll.planning.stage import architecture
 from image_forms import CONFIG, FORMS, Item, folder, parquet, pictures, samples_of, shuffled, tars

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..artifacts import canonical_json, write_atomic
 from ..models.autoencoders import load_autoencoder
-from ..partition.features import load_extractor
+from ..models.feature_extractors import load_extractor
 from .gather import slices_of_range, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids

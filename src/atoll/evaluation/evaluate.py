@@ -20,7 +20,7 @@ from ..artifacts import Artifact, Store, canonical_json, sha256_bytes
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..model import DEFAULT_SOLVER, load
-from ..partition.features import load_extractor
+from ..models.feature_extractors import load_extractor
 from .metrics import Features, Recogniser, frechet_distance, nearest_distances
 from .samples import SampleSettings, read_samples, write_samples
 

@@ -1,4 +1,4 @@
-"""Partition: features, clustering, assignment and contact sheets."""
+"""Partition: clustering, assignment and contact sheets."""
 
 from .config import PartitionConfig
 from .stage import partition

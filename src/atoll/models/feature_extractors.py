@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import UserError
-from ..models.pretrained import EXTRA, locate
+from .pretrained import EXTRA, locate
 
 PIXEL_GRID = 16  # raw pixels are averaged down to this many a side: more would only be slower
 EFFICIENTNET_SIZE = 128  # 224 is three times slower and finds hardly better clusters

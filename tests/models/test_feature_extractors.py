@@ -14,8 +14,8 @@ from PIL import Image
 
 from atoll.artifacts import UserError
 from atoll.data import Index, PrepareConfig, prepare
+from atoll.models.feature_extractors import DINOV2, best_extractor, load_extractor
 from atoll.partition import PartitionConfig, partition
-from atoll.partition.features import DINOV2, best_extractor, load_extractor
 
 
 def val_images(shared: Path, count: int) -> tuple[torch.Tensor, list[str]]:

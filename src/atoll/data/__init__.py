@@ -2,10 +2,10 @@
 
 from .engine import Engine, Local
 from .index import Index
-from .order import sample_order
 from .prepare import PrepareConfig, prepare
 from .shards import ShardSet
 from .space import LatentSpace, TextSpace
+from .stream import sample_order
 from .text import Words
 
 __all__ = [

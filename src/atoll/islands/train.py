@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, verify_file
-from ..data.order import sample_order
 from ..data.shards import ShardSet
+from ..data.stream import sample_order
 from ..models.dit import DiT
 from ..process import Condition
 from ..training.average import WeightAverage

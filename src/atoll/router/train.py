@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..artifacts import Artifact, UserError, canonical_json, only_one, reuse
 from ..data.index import Index
-from ..data.order import sample_order
 from ..data.shards import ShardSet
 from ..data.space import LatentSpace, text_space
+from ..data.stream import sample_order
 from ..models.router import Router, RouterConfig
 from ..partition.assignment import clusters_of
 from ..process import Condition, LinearFlow, fixed_times, noisy

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from atoll.artifacts import Artifact, UserError, only_one
 from atoll.cli import main
-from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, prepare, runs
+from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, merge, prepare
 from atoll.data.gather import Slice, slices_of_range
 from atoll.data.predecessor import link
 from atoll.data.sources import SourceConfig
@@ -120,14 +120,14 @@ def test_repeats_are_united(tmp_path: Path) -> None:
 
 
 def test_many_chunks_are_merged_into_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eleven chunks with repeats across them, in runs of two: the same artifact, and no range opens more than two."""
+    """Eleven chunks with repeats across them, merged by twos: the same artifact, and no range opens more than two."""
     items = pictures(60)
     repeats = [Item(f"again-{item.name}", item.content, "seen before", item.label) for item in items[::3]]
     source = tars(tmp_path / "source", [*items, *repeats], count=11)
     at_once = prepare(source, tmp_path / "at-once", CONFIG)
-    monkeypatch.setattr(runs, "FAN_IN", 2)
-    monkeypatch.setattr(runs, "CHUNK_BYTES", 5 * 3 * 16 * 16)  # five images: a run is merged in several ranges
-    monkeypatch.setattr(runs, "TABLE_ROWS", 4)
+    monkeypatch.setattr(merge, "FAN_IN", 2)
+    monkeypatch.setattr(merge, "CHUNK_BYTES", 5 * 3 * 16 * 16)  # five images: a pair is merged in several ranges
+    monkeypatch.setattr(merge, "TABLE_ROWS", 4)
     opened: list[int] = []
 
     def counting(stems: tuple[Path, ...], number: int, ranges: int) -> list[Slice]:
@@ -164,7 +164,7 @@ def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.Monkey
 CRASH = """
 import sys, time
 from atoll.data import PrepareConfig, prepare
-sys.modules["atoll.data.runs"].FAN_IN = 2
+sys.modules["atoll.data.merge"].FAN_IN = 2
 stage = sys.modules["atoll.{module}"]
 real, calls = stage.{function}, 0
 def stuck(*arguments):
@@ -183,8 +183,8 @@ prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shar
     ("module", "function", "calls"),
     [
         ("data.prepare", "gather", 3),
-        ("data.runs", "merge", 2),  # six chunks become three runs, and those two
-        ("data.runs", "merge", 4),
+        ("data.merge", "merge", 2),  # six chunks become three, and those two
+        ("data.merge", "merge", 4),
         ("data.prepare", "encode", 9),
         ("data.prepare", "normalise", 1),
         ("data.prepare", "write_index", 0),
@@ -198,7 +198,7 @@ def test_killed_and_run_again(
     items = pictures(100)
     source = tars(tmp_path / "source", items, count=6)
     whole = prepare(source, tmp_path / "unbroken", CONFIG)
-    monkeypatch.setattr(runs, "FAN_IN", 2)
+    monkeypatch.setattr(merge, "FAN_IN", 2)
     code = CRASH.format(module=module, function=function, calls=calls)
     process = subprocess.Popen(
         [sys.executable, "-c", code, source, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True
@@ -302,14 +302,14 @@ def test_records_of_another_version_are_not_held_against_a_user(tmp_path: Path) 
 def test_an_image_that_is_everywhere_is_merged_by_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All copies of an image have one id, so no range of ids divides them."""
     shape = (3, 16, 16)
-    monkeypatch.setattr(runs, "CHUNK_BYTES", 5 * 3 * 16 * 16)
+    monkeypatch.setattr(merge, "CHUNK_BYTES", 5 * 3 * 16 * 16)
     slices = []
     for number in range(3):
         stem = tmp_path / f"{number}"
         np.save(stem.with_suffix(".pixels.npy"), np.full((20, *shape), number, np.uint8))
         slices.append(Slice(stem, 4, 16))
     order = np.random.default_rng(0).permutation(36)
-    blocks = list(runs.pixels_in_order(slices, order, shape))
+    blocks = list(merge.pixels_in_order(slices, order, shape))
     assert max(len(block) for block in blocks) == 5
     assert (np.concatenate(blocks)[:, 0, 0, 0] == order // 12).all()
 

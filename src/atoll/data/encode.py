@@ -45,7 +45,7 @@ class Encoders:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Range `number` of `ranges` of the ids in sorted runs: a piece of a shard to encode, not yet normalised.
+    """Range `number` of `ranges` of the ids in merged chunks: a piece of a shard to encode, not yet normalised.
 
     Ids in the index `known` are left out, and labels from `classes` on: for samples that come late, both are given.
     """

@@ -10,7 +10,7 @@ Each unit of the source is read by one worker into chunks of bounded size:
 
 Ids are hashes, so a range of ids is a random part of the set whose size is known in advance: part b of B takes
 the ids in [b, b + 1) / B of the whole range. Its rows lie together in every sorted chunk, so it is put together
-from a few slices, and no step ever holds more than a chunk or a shard in memory. `runs.py` keeps the slices few.
+from a few slices, and no step ever holds more than a chunk or a shard in memory. `merge.py` keeps the slices few.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, n
 from .engine import Engine, Local
 from .gather import GatherTask, gather, read_rejects, read_table
 from .index import SCHEMA
+from .merge import merge_to_few
 from .predecessor import Predecessor
 from .progress import Progress, silent
-from .runs import merge_to_few
 from .shards import read_shard, write_shard
 from .sources import Reject, Source, SourceConfig, Unit, open_source
 from .space import TextSpace

@@ -1,12 +1,12 @@
-"""Between the two passes of prepare: many sorted chunks become few sorted runs.
+"""Between the two passes of prepare: many sorted chunks become few.
 
 Every range of ids has rows in every chunk, so reading R ranges out of C chunks opens C x R files. Both grow with the
 data: ten million images would open hundreds of millions. Chunks are therefore merged in groups of FAN_IN, again and
 again until no more than FAN_IN are left; that copies an image log(C) / log(FAN_IN) times, and opens FAN_IN x R files.
 
-    runs-1/plan.json       which chunks make which run, written first: a run that goes on must group them the same way
-    runs-1/00000.ids.npy, .pixels.npy, .arrow      as a chunk's, any length
-    runs-1/00000.json      written last: this run is done, and its chunks are removed
+    runs-1/plan.json       which chunks are merged into which, written first: going on must group them the same way
+    runs-1/00000.ids.npy, .pixels.npy, .arrow      a chunk again, of any length
+    runs-1/00000.json      written last: this one is done, and those it was made of are removed
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FILES = (".ids.npy", ".pixels.npy", ".arrow")
 
 
 def merge_to_few(chunks: Path, workers: Workers, progress: Progress) -> tuple[Path, ...]:
-    """The stems of at most FAN_IN sorted runs that hold all rows of the chunks in this folder."""
+    """The stems of at most FAN_IN sorted chunks that hold all rows of the chunks in this folder."""
     stems, folder = chunk_stems(chunks), chunks
     level = 0
     while True:
         level, below = level + 1, folder
-        folder = chunks.with_name(f"runs-{level}")
+        folder = chunks.with_name(f"runs-{level}")  # another name would lose what an older version has merged
         plan = folder / "plan.json"
         if not plan.exists():
             if len(stems) <= FAN_IN:
@@ -48,8 +48,8 @@ def merge_to_few(chunks: Path, workers: Workers, progress: Progress) -> tuple[Pa
             for number, group in enumerate(json.loads(plan.read_bytes()))
         ]
         rows = 0
-        for run_rows in workers.map(merge, tasks):
-            rows += run_rows
+        for merged_rows in workers.map(merge, tasks):
+            rows += merged_rows
             progress("sorting", rows, None)
         stems = [task.out for task in tasks]
 
@@ -65,7 +65,7 @@ class MergeTask:
 def merge(task: MergeTask) -> int:
     """Merge one group of chunks, unless an earlier run has; the number of rows.
 
-    Goes through the ids range by range, so that it holds about a chunk at a time however long the run becomes; and
+    Goes through the ids range by range, so that it holds about a chunk at a time however long the new one becomes; and
     through the pixels of a range by chunks, since all copies of an image that is everywhere are in one range.
     """
     marker = task.out.with_suffix(".json")

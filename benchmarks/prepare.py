@@ -221,7 +221,8 @@ def plain(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(job: dict[str, Any]) -> dict[str, Any]:
-    from atoll.data import Local, PrepareConfig, prepare
+    from atoll.data.engine import Local
+    from atoll.data.prepare import PrepareConfig, prepare
 
     config = PrepareConfig(
         size=job.get("size", SIZE),
@@ -252,8 +253,9 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def our_partition(job: dict[str, Any]) -> dict[str, Any]:
-    from atoll.data import Local
-    from atoll.partition import PartitionConfig, partition
+    from atoll.data.engine import Local
+    from atoll.partition.config import PartitionConfig
+    from atoll.partition.stage import partition
 
     run_folder = Path(job["out"])
     started = time.monotonic()
@@ -283,7 +285,8 @@ def clusters(job: dict[str, Any]) -> dict[str, Any]:
     from sklearn.metrics import normalized_mutual_info_score
 
     from atoll.artifacts import Artifact
-    from atoll.data import Index, ShardSet
+    from atoll.data.index import Index
+    from atoll.data.shards import ShardSet
     from atoll.partition.clustering import cells_for, cluster, unit_length
 
     run_folder = Path(job["out"])

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from atoll.artifacts import Artifact
-from atoll.data import PrepareConfig, ShardSet
+from atoll.data.prepare import PrepareConfig
+from atoll.data.shards import ShardSet
 from hostile_images import encoded, picture
 
 CONFIG = PrepareConfig(size=16, features="pixels", shard_rows=40)

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from atoll.artifacts import UserError
-from atoll.data import Index, PrepareConfig, prepare
 from atoll.data.images import to_pixels
+from atoll.data.index import Index
+from atoll.data.prepare import PrepareConfig, prepare
 from atoll.data.sources import Sample
 from hostile_images import SIZE, broken_tars, corpus, encoded, picture
 from image_forms import FORMS, Item

@@ -22,10 +22,15 @@ from torch import Tensor
 
 from atoll.artifacts import Artifact, UserError, only_one
 from atoll.cli import main
-from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, merge, prepare
+from atoll.data import encode, merge
+from atoll.data.engine import Local
 from atoll.data.gather import Slice, slices_of_range
+from atoll.data.index import Index
 from atoll.data.predecessor import link
+from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data.shards import ShardSet
 from atoll.data.sources import SourceConfig
+from atoll.data.space import LatentSpace, TextSpace
 from atoll.models.autoencoders import Pixels
 from atoll.models.feature_extractors import PixelFeatures
 from atoll.planning.recipes import Network
@@ -163,7 +168,7 @@ def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.Monkey
 
 CRASH = """
 import sys, time
-from atoll.data import PrepareConfig, prepare
+from atoll.data.prepare import PrepareConfig, prepare
 sys.modules["atoll.data.merge"].FAN_IN = 2
 stage = sys.modules["atoll.{module}"]
 real, calls = stage.{function}, 0
@@ -345,7 +350,8 @@ def test_workers_end_with_a_killed_run(tmp_path: Path) -> None:
     """kill -9 of the command: nobody is left behind to hold memory or to write into the next run's folder."""
     source = tars(tmp_path / "source", pictures(400), count=4)
     code = f"""
-from atoll.data import Local, PrepareConfig, prepare
+from atoll.data.engine import Local
+from atoll.data.prepare import PrepareConfig, prepare
 import multiprocessing, time
 def show(*_):
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)

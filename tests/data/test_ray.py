@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import UserError
-from atoll.data import Local, prepare
-from atoll.data.engine import Ray, engine_named
-from atoll.partition import PartitionConfig, partition
+from atoll.data.engine import Local, Ray, engine_named
+from atoll.data.prepare import prepare
+from atoll.partition.config import PartitionConfig
+from atoll.partition.stage import partition
 from image_forms import CONFIG, pictures, tars
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Artifact
-from atoll.data import Index, prepare
-from atoll.partition import PartitionConfig, partition
+from atoll.data.index import Index
+from atoll.data.prepare import prepare
+from atoll.partition.config import PartitionConfig
+from atoll.partition.stage import partition
 from atoll.planning import plan
 from image_forms import CONFIG, FORMS, pictures, samples_of
 

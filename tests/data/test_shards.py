@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from atoll.artifacts import UserError, sha256_file
-from atoll.data import ShardSet
-from atoll.data.shards import join_shards, pack_captions, read_shard, unpack_captions, write_shard
+from atoll.data.shards import ShardSet, join_shards, pack_captions, read_shard, unpack_captions, write_shard
 from atoll.models.dit import DiT, DiTConfig
 from atoll.partition.layout import rows_of
 

@@ -21,8 +21,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from atoll.artifacts import UserError
-from atoll.data import prepare
 from atoll.data.gather import GatherTask, gather, read_rejects
+from atoll.data.prepare import prepare
 from atoll.data.sources import Reject, Sample, Source, SourceConfig, folder, open_source, reading
 from hostile_images import tar
 from image_forms import CONFIG, FORMS, parquet, pictures, saved_to_disk, tars

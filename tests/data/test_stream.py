@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from atoll.data import sample_order
+from atoll.data.stream import sample_order
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
@@ -41,7 +41,7 @@ def test_seeds_differ_and_zero_is_one_of_them() -> None:
 
 def test_another_process_agrees() -> None:
     """Python's own hash() differs between processes; nothing here may depend on it."""
-    code = "from atoll.data import sample_order; print(sample_order(1000, 5, 2500, 8).tolist())"
+    code = "from atoll.data.stream import sample_order; print(sample_order(1000, 5, 2500, 8).tolist())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(sample_order(1000, 5, 2500, 8).tolist())
 

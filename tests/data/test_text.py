@@ -7,10 +7,9 @@ import hashlib
 import pytest
 
 from atoll.artifacts import UserError
-from atoll.data import Words
 from atoll.data.captions import from_captions, from_fields, from_json, from_label, from_text
 from atoll.data.index import split_of
-from atoll.data.text import split_words
+from atoll.data.text import Words, split_words
 
 
 def test_words_are_ids_of_a_sorted_vocabulary() -> None:

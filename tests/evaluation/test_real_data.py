@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from atoll.data import prepare
+from atoll.data.prepare import prepare
 from atoll.evaluation.evaluate import RealData
 from image_forms import CONFIG, folder, pictures
 

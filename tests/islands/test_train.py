@@ -18,14 +18,15 @@ import pytest
 import torch
 
 from atoll.artifacts import Artifact, Store, UserError, find, only_one
-from atoll.data import prepare
 from atoll.data.index import split_of
+from atoll.data.prepare import prepare
 from atoll.data.shards import ShardSet
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import draw, train
-from atoll.partition import PartitionConfig, partition
+from atoll.partition.config import PartitionConfig
+from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
 from atoll.process import Kind
 from atoll.training.stopping import StopRequested

@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 
 from atoll.artifacts import UserError
-from atoll.data import Index, PrepareConfig, prepare
+from atoll.data.index import Index
+from atoll.data.prepare import PrepareConfig, prepare
 from atoll.models.feature_extractors import DINOV2, best_extractor, load_extractor
-from atoll.partition import PartitionConfig, partition
+from atoll.partition.config import PartitionConfig
+from atoll.partition.stage import partition
 
 
 def val_images(shared: Path, count: int) -> tuple[torch.Tensor, list[str]]:

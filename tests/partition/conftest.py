@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Artifact
-from atoll.data import prepare
+from atoll.data.prepare import prepare
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from atoll.artifacts import Artifact, Draft, UserError
 from atoll.cli import main
-from atoll.data import Index, PrepareConfig, ShardSet, prepare
-from atoll.partition import PartitionConfig, partition
+from atoll.data.index import Index
+from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data.shards import ShardSet
+from atoll.partition.config import PartitionConfig
 from atoll.partition.quality import telling_words
-from atoll.partition.stage import random_cluster
+from atoll.partition.stage import partition, random_cluster
 from hostile_images import encoded
 from image_forms import CONFIG, Item, folder, pictures
 

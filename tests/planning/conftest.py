@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.data import prepare
-from atoll.partition import partition
+from atoll.data.prepare import prepare
+from atoll.partition.stage import partition
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.artifacts import Artifact, UserError, sha256_file
-from atoll.data import ShardSet
+from atoll.data.shards import ShardSet
 from atoll.islands.order import read_order
 from atoll.models.dit import DiT
 from atoll.planning import plan, recipe
@@ -88,7 +88,7 @@ def test_a_bad_mix_is_one_line(mix: str, words: str) -> None:
 
 
 def test_data_and_partition_must_belong_together(run: Path, tmp_path: Path) -> None:
-    from atoll.data import PrepareConfig, prepare
+    from atoll.data.prepare import PrepareConfig, prepare
 
     prepare("digits", tmp_path / "other", PrepareConfig(holdout=0.1))
     with pytest.raises(UserError, match=r"was not made from .*; pass --partition with .*, or the data"):

@@ -1,22 +1,4 @@
-"""Data: sources, encoding, shards, index and sample order."""
+"""Data: sources, encoding, shards, index and the stream of samples.
 
-from .engine import Engine, Local
-from .index import Index
-from .prepare import PrepareConfig, prepare
-from .shards import ShardSet
-from .space import LatentSpace, TextSpace
-from .stream import sample_order
-from .text import Words
-
-__all__ = [
-    "Engine",
-    "Index",
-    "LatentSpace",
-    "Local",
-    "PrepareConfig",
-    "ShardSet",
-    "TextSpace",
-    "Words",
-    "prepare",
-    "sample_order",
-]
+Nothing is imported here: an island needs the shards and the stream, and must not need what an organiser has installed.
+"""

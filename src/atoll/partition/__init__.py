@@ -1,6 +1,4 @@
-"""Partition: clustering, assignment and contact sheets."""
+"""Partition: clustering, assignment and contact sheets.
 
-from .config import PartitionConfig
-from .stage import partition
-
-__all__ = ["PartitionConfig", "partition"]
+Nothing is imported here: who paints contact sheets of samples needs no faiss.
+"""

@@ -266,6 +266,16 @@ def test_times_are_stratified(planned: Path) -> None:
     assert counts.max() <= 2  # one in each part; clamping to the band may move an edge
 
 
+def test_an_order_at_the_root_is_not_one_in_this_folder(
+    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nowhere-else.json").write_bytes((planned / "orders" / "00.json").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert read_order("nowhere-else.json")[0].name == "00"
+    with pytest.raises(UserError, match=r"^/nowhere-else\.json: no such order"):
+        read_order("/nowhere-else.json")
+
+
 def test_orders_are_heterogeneous(planned: Path) -> None:
     kinds = [
         Order.model_validate_json(p.read_bytes()).objective.kind for p in sorted((planned / "orders").glob("0*.json"))

@@ -68,8 +68,8 @@ class Order(BaseModel):
 
 def read_order(place: str | Path) -> tuple[Order, Store]:
     """An order file, local or remote, and the run it belongs to: the folder above its own."""
-    folder, _, name = str(place).rpartition("/")
-    store = Store.at(folder or ".")
+    folder, slash, name = str(place).rpartition("/")
+    store = Store.at(folder or slash or ".")  # 03.json lies in ".", /03.json in "/"
     try:
         order = Order.model_validate_json(store.read(name))
     except FileNotFoundError as error:

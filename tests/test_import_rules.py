@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,21 @@ def rooms_imported_by(file: Path) -> set[str]:
     return found & ({*ROOMS} | {"model", "demo"})
 
 
+def modules_loaded_with(file: Path) -> set[str]:
+    """Absolute names that a source file imports as soon as it is imported itself: anywhere but in a function."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(file.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
 def imports_of(room: str) -> set[str]:
     files = list((PACKAGE / room).rglob("*.py"))
     assert files, f"no such room: {room}"
@@ -37,6 +53,28 @@ def imports_of(room: str) -> set[str]:
 def test_the_reader_sees_relative_absolute_and_lazy_imports(tmp_path: Path) -> None:
     assert "artifacts" in imports_of("islands")
     assert rooms_imported_by(PACKAGE / "islands" / "order.py") >= {"artifacts", "data", "models", "process"}
+
+
+def test_no_rooms_import_each_other() -> None:
+    """Not two of them, and no more in a circle: then each can be read, tested and moved without the others."""
+    walls = {room: imports_of(room) for room in ROOMS}
+    walls |= {name: rooms_imported_by(PACKAGE / f"{name}.py") - {name} for name in ("model", "demo")}
+    TopologicalSorter(walls).prepare()  # a CycleError names the rooms
+
+
+@pytest.mark.parametrize("room", ["islands", "training", "models", "process", "artifacts"])
+def test_what_an_island_is_made_of_loads_nothing_of_an_organisers(room: str) -> None:
+    """tests/test_installs.py runs an island without these; this says in which file one came in."""
+    for file in (PACKAGE / room).rglob("*.py"):
+        loaded = {name.partition(".")[0] for name in modules_loaded_with(file)}
+        assert not loaded & {"faiss", "pyarrow", "sklearn", "matplotlib"}, file
+
+
+def test_the_reader_of_heavy_imports_knows_a_lazy_one() -> None:
+    assert "faiss" in modules_loaded_with(PACKAGE / "partition" / "clustering.py")
+    quality = PACKAGE / "partition" / "quality.py"
+    assert "from sklearn.metrics import" in quality.read_text()
+    assert "sklearn.metrics" not in modules_loaded_with(quality)
 
 
 @pytest.mark.parametrize("room", ["process", "artifacts"])

@@ -231,17 +231,6 @@ exec {sys.executable} -m atoll train {island.order} --out {island.expert} --quie
     assert find(planned / "partition") is not None, "the run was hidden only inside the namespace"
 
 
-def test_the_island_imports_nothing_that_could_talk(planned: Path, tmp_path: Path) -> None:
-    """Of ours: no router, ensemble or exchange, even indirectly, once an island runs."""
-    code = (
-        "import sys; from atoll.islands.train import train; "
-        f"train({str(planned / 'orders' / '00.json')!r}, __import__('pathlib').Path({str(tmp_path / 'e')!r})); "
-        "print([m for m in sys.modules if m.startswith(('atoll.router', 'atoll.ensemble', 'atoll.exchange'))])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == "[]"
-
-
 def test_batches_are_a_pure_function_of_seed_and_images_seen(planned: Path) -> None:
     order, run = read_order(planned / "orders" / "00.json")
     shards = ShardSet([run.path / ref.path for ref in order.shards if ref.split == "train"])

@@ -34,6 +34,17 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("Researcher", "Turn an expert into a diffusers folder."),
 }
 
+# package -> the extra it comes with, for those that verbs import as if they were there
+EXTRAS = {
+    "faiss": "organiser",
+    "matplotlib": "organiser",
+    "pyarrow": "organiser",
+    "sklearn": "organiser",
+    "s3fs": "s3",
+    "tensorboard": "tensorboard",
+    "torchao": "torchao",
+}
+
 # what typer raises for a wrong option; its place has moved between versions, its kin has not
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -55,14 +66,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_verb(verb: str, arguments: list[str]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-    module = importlib.import_module(f".{verb}", __name__)
-    app.command()(getattr(module, verb))
     try:
+        module = importlib.import_module(f".{verb}", __name__)
+        app.command()(getattr(module, verb))
         app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
     except UserError as error:
         fail(str(error), 2)
     except UsageError as error:
         fail(f"{error.format_message()} (see `atoll {verb} --help`)", 2)  # type: ignore[attr-defined]
+    except ImportError as error:
+        fail(f"{verb}: {explain_missing_package(error)}", 2)
     except OSError as error:
         fail(explain_os_error(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -75,6 +88,14 @@ def run_verb(verb: str, arguments: list[str]) -> None:
         if not isinstance(error, StopRequested):
             raise
         fail(str(error), 143)
+
+
+def explain_missing_package(error: ImportError) -> str:
+    """One line for a package of an extra that is not installed; anything else that cannot be imported is our bug."""
+    for met in (error, error.__cause__):  # fsspec tells in its own words that s3fs is missing
+        if isinstance(met, ModuleNotFoundError) and met.name in EXTRAS:
+            return f"needs {met.name}: pip install 'atoll-diffusion[{EXTRAS[met.name]}]'"
+    raise error
 
 
 def explain_os_error(error: OSError) -> str:

@@ -1,6 +1,6 @@
 """The closed-form tables: bridged, mixed and literal velocities against the truth (`make oracle`).
 
-The world is a Gaussian mixture (atoll.router.closed_form): six dimensions, four clusters of unequal weight, three
+The world is a Gaussian mixture (atoll.evaluation.closed_form): six dimensions, four clusters of unequal weight, three
 tilted components each. Ideal experts, the ideal router and the ideal model of all data are closed forms there, so
 every number below is an error against the truth and not against another model. About a minute on one core.
 
@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from atoll.ensemble import Mixture
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from atoll.process import (
     EDM,
     Bridge,
@@ -37,7 +38,6 @@ from atoll.process import (
     Schedule,
     noisy,
 )
-from atoll.router.closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from atoll.sampling import SOLVERS, generate
 
 WORLD = GaussianWorld.random(dimensions=6, clusters=4, components=3, seed=0)

@@ -16,8 +16,8 @@ import torch
 from matplotlib.axes import Axes
 
 from atoll.ensemble import Mixture
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from atoll.process import Bridge, CosineVP, Denoiser, Kind, LinearFlow, PaperFusion
-from atoll.router.closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from oracle import REFERENCE, WORLD, over_time
 
 # blue and vermilion of Okabe and Ito's palette: told apart by every eye, and in grey

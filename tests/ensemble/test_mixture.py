@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.ensemble import Full, Mixture, Oracle, Route, Sampled, Threshold, TopK, parse_route
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.process import (
     EDM,
     Bridge,
@@ -21,7 +22,7 @@ from atoll.process import (
     Prediction,
     Schedule,
 )
-from atoll.router.closed_form import ExactDenoiser, ExactRouter, UniformRouter
+from atoll.router.uniform import UniformRouter
 from gaussian_world import PRODUCT, WORLD, covered, relative_error, states
 
 TIMES = [0.001, 0.005, 0.011, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.93, 0.98, 0.987, 0.992, 0.999]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.ensemble import Mixture, parse_route
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from atoll.process import (
     EDM,
     Bridge,
@@ -20,7 +21,6 @@ from atoll.process import (
     Prediction,
     Schedule,
 )
-from atoll.router.closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from atoll.sampling import SOLVERS, Step, generate, image_seeds
 
 # components far enough apart to tell which one a sample came from; clusters of 14 to 34 %

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from atoll.ensemble import Mixture
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.process import Bridge, Condition, Kind, LinearFlow, Prediction, Schedule, guide
-from atoll.router.closed_form import ExactDenoiser, ExactRouter
 from atoll.sampling import Guided
 from gaussian_world import PRODUCT, WORLD, name, relative_error, states
 

@@ -12,8 +12,8 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
+from atoll.evaluation.closed_form import ExactDenoiser
 from atoll.process import EDM, Condition, CosineVP, DDPMBetas, Kind, LinearFlow, Prediction, Schedule
-from atoll.router.closed_form import ExactDenoiser
 from atoll.sampling import SOLVERS, Step, dpmpp_2m, euler, heun, log_snr, parse_solver, stochastic, uniform
 from gaussian_world import SCHEDULES, WORLD, name, states
 

@@ -13,7 +13,7 @@ import torch
 
 from ..ensemble.mixture import Mixture
 from ..process import Bridge, Denoiser, Kind, LinearFlow, PaperFusion, Schedule, noisy
-from ..router.closed_form import ExactDenoiser, ExactRouter, GaussianWorld
+from .closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 
 TIMES = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
 STATES = 64  # noisy samples at each time

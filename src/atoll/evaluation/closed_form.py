@@ -1,7 +1,7 @@
-"""Routers that need no training, and a world in which everything is known.
+"""A world in which everything is known.
 
-`UniformRouter` believes in every expert alike. `GaussianWorld` is a data set given as a Gaussian mixture whose
-components are dealt out to clusters. Noise keeps it a Gaussian mixture: with component m in state x at (alpha, sigma)
+`GaussianWorld` is a data set given as a Gaussian mixture whose components are dealt out to clusters. Noise keeps it a
+Gaussian mixture: with component m in state x at (alpha, sigma)
 
     x | m ~ N(alpha mu_m, S_m),       S_m = alpha^2 C_m + sigma^2 I,                       (1)
     E[x0 | x, m]  = mu_m + alpha C_m S_m^-1 (x - alpha mu_m),                              (2)
@@ -30,16 +30,6 @@ from ..process import (
     per_sample,
     wide_dtype,
 )
-
-
-@dataclass(frozen=True)
-class UniformRouter:
-    """Every expert counts the same."""
-
-    experts: int
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-        return x.new_full((len(x), self.experts), 1.0 / self.experts, dtype=torch.float32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,6 +47,10 @@ class Schedule(Protocol):
         """The t with this log-SNR, after clamping the log-SNR to the band."""
         ...
 
+    def input_scale(self, t: Tensor) -> Tensor | None:
+        """What the state is multiplied with before a network of this path sees it; None: it sees the state."""
+        ...
+
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The widest float of a device: Apple's GPUs have no float64."""
@@ -63,6 +67,11 @@ def per_sample(values: Tensor, like: Tensor) -> Tensor:
     if values.shape != like.shape[:1]:
         raise ValueError(f"expected one value per sample, shape [{like.shape[0]}], got {list(values.shape)}")
     return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """factor x, one factor per sample [B], in float32 or wider [B, ...]."""
+    return per_sample(factor, x).to(torch.promote_types(x.dtype, torch.float32)) * x
 
 
 def _log_ratio(alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -98,6 +107,9 @@ class LinearFlow:
         # sigma / alpha = t / (1 - t) = exp(-log_snr / 2)
         return torch.sigmoid(-0.5 * widen(log_snr).clamp(*self.band))
 
+    def input_scale(self, t: Tensor) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class CosineVP:
@@ -130,6 +142,9 @@ class CosineVP:
     def time_at(self, log_snr: Tensor) -> Tensor:
         # tan(pi/2 t) = sigma / alpha = exp(-log_snr / 2)
         return torch.atan(torch.exp(-0.5 * widen(log_snr).clamp(*self.band))) * (2.0 / math.pi)
+
+    def input_scale(self, t: Tensor) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -180,6 +195,9 @@ class DDPMBetas:
         left = (torch.searchsorted(-knots, -wanted, right=True) - 1).clamp(0, self.steps - 2)
         fraction = (knots[left] - wanted) / (knots[left] - knots[left + 1])
         return (left + fraction) / (self.steps - 1)
+
+    def input_scale(self, t: Tensor) -> None:
+        return None
 
     def _interpolate(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """log-SNR and its slope d log_snr / dt at t."""
@@ -261,3 +279,7 @@ class EDM:
     def time_at(self, log_snr: Tensor) -> Tensor:
         low, rise = self._roots
         return (torch.exp(-0.5 * widen(log_snr).clamp(*self.band) / self.rho) - low) / rise
+
+    def input_scale(self, t: Tensor) -> Tensor:
+        """Karras et al.'s c_in for data of standard deviation 1, as latents are: the network sees variance 1."""
+        return 1.0 / torch.hypot(self.alpha(t), self.sigma(t))

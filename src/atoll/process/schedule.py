@@ -52,14 +52,18 @@ class Schedule(Protocol):
         ...
 
 
+WITHOUT_FLOAT64 = ("mps",)  # device types: Apple's GPUs
+
+
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest float of a device: Apple's GPUs have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    """The widest float of a device."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def widen(t: Tensor) -> Tensor:
-    """Times in the widest float their device has."""
-    return t.to(wide_dtype(t.device))
+def widen(t: Tensor, device: torch.device | None = None) -> Tensor:
+    """Times in the widest float their device has, or the device they are moved to."""
+    device = device or t.device
+    return t.to(device, wide_dtype(device))
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
@@ -232,7 +236,7 @@ def _ddpm_log_snr(betas: str, steps: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _ddpm_log_snr_on(betas: str, steps: int, device: torch.device) -> Tensor:
     """The same table kept on a device, so that asking a DDPM expert copies nothing to it."""
-    return _ddpm_log_snr(betas, steps).to(wide_dtype(device)).to(device)
+    return widen(_ddpm_log_snr(betas, steps), device)
 
 
 @dataclass(frozen=True)

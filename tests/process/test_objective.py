@@ -26,6 +26,7 @@ from atoll.process import (
     TimeDensity,
     Uniform,
     Weighting,
+    coefficients,
     combine,
     fixed_times,
     pair,
@@ -93,6 +94,57 @@ def test_the_target_of_training_is_undone_by_the_conversion_of_inference(schedul
     x, target = objective.noisy(x0, eps, TIMES), objective.target(x0, eps, TIMES)
     assert objective.loss(target, x0, eps, TIMES).max() == 0
     torch.testing.assert_close(pair(target, schedule, x, TIMES), (x0, eps), rtol=1e-9, atol=1e-9)
+
+
+WEIGHTINGS: list[Weighting] = [Plain(), MinSNR(), Sigmoid()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=repr)
+@pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
+def test_the_coefficients_of_a_batch_say_what_the_schedule_says(
+    schedule: Schedule, kind: Kind, weighting: Weighting, dtype: torch.dtype
+) -> None:
+    """Bit for bit, against schedule, table and weighting asked one by one: the old way, typed out."""
+    x0, eps = (value.to(dtype) for value in sample_and_noise())
+    answer = x0.roll(1, dims=1)
+    objective = Objective(schedule=schedule, kind=kind, weighting=weighting)  # type: ignore[arg-type]
+    corruption = objective.at(TIMES)
+
+    alpha, sigma = schedule.alpha(TIMES)[:, None].to(dtype), schedule.sigma(TIMES)[:, None].to(dtype)
+    p, q = (c[:, None].to(dtype) for c in coefficients(kind, schedule, TIMES))
+    state, target = alpha * x0 + sigma * eps, p * x0 + q * eps
+    loss = weighting(kind, schedule, TIMES).to(dtype) * (answer - target).square().mean(1)
+
+    assert corruption.noisy(x0, eps).equal(state)
+    assert corruption.target(x0, eps).equal(target)
+    assert corruption.loss(answer, x0, eps).equal(loss)
+    assert objective.noisy(x0, eps, TIMES).equal(state)
+    assert objective.target(x0, eps, TIMES).value.equal(target)
+    assert objective.loss(Prediction(kind, answer), x0, eps, TIMES).equal(loss)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=repr)
+@pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
+def test_coefficients_shipped_in_float32_are_rounded_once(schedule: Schedule, kind: Kind, weighting: Weighting) -> None:
+    """States and targets of float32 samples are the same bits; the loss of float64 ones is off by rounding."""
+    x0, eps = sample_and_noise()
+    answer = x0.roll(1, dims=1)
+    wide = Objective(schedule=schedule, kind=kind, weighting=weighting).at(TIMES)  # type: ignore[arg-type]
+    shipped = wide.to("cpu", torch.float32)
+    assert shipped.noisy(x0.float(), eps.float()).equal(wide.noisy(x0.float(), eps.float()))
+    assert shipped.target(x0.float(), eps.float()).equal(wide.target(x0.float(), eps.float()))
+    assert shipped.loss(answer.float(), x0.float(), eps.float()).dtype == torch.float32
+    torch.testing.assert_close(shipped.loss(answer, x0, eps), wide.loss(answer, x0, eps), rtol=1e-6, atol=0)
+
+
+def test_the_coefficients_of_some_samples_are_those_of_the_batch() -> None:
+    x0, eps = sample_and_noise()
+    corruption = Objective(schedule=CosineVP(), kind=Kind.V, weighting=MinSNR()).at(TIMES)
+    loss = corruption.loss(eps, x0, eps)
+    assert len(corruption) == len(TIMES)
+    for rows in (slice(2, 5), torch.tensor([4, 0]), TIMES > 0.4):
+        assert corruption[rows].loss(eps[rows], x0[rows], eps[rows]).equal(loss[rows])
 
 
 CUMULATIVE = {

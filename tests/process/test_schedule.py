@@ -7,9 +7,21 @@ import math
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from torch import Tensor
 
-from atoll.process import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample
-from gaussian_world import SCHEDULES, name
+from atoll.process import (
+    EDM,
+    Condition,
+    CosineVP,
+    DDPMBetas,
+    Kind,
+    LinearFlow,
+    NetworkDenoiser,
+    Schedule,
+    convert,
+    per_sample,
+)
+from gaussian_world import SCHEDULES, name, states
 
 # off the knots of a 1000-step table, where a piecewise path has one slope on each side
 INSIDE = torch.linspace(0.0013, 0.9987, 501, dtype=torch.float64)
@@ -134,3 +146,38 @@ def test_schedules_are_values() -> None:
     assert LinearFlow() == LinearFlow()
     assert DDPMBetas("linear") != DDPMBetas("cosine")
     assert len({*SCHEDULES, *SCHEDULES}) == len(SCHEDULES)
+
+
+def test_a_network_on_edm_is_fed_unit_variance_from_end_to_end() -> None:
+    """In a world of standard deviation 1, whose noisiest states have one of 80."""
+    fed = []
+    network = NetworkDenoiser(lambda x, time, condition: (fed.append(x), x)[1], EDM(), Kind.V)
+    x, t = states(2000, [0.0, 0.1, 0.25, 0.5, 0.75, 1.0], schedule=EDM())
+    assert x[t == 1.0].std() > 70
+    network(x.float(), t.float(), None)
+    torch.testing.assert_close(fed[0].reshape(6, -1).var(dim=1), torch.ones(6), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != EDM()], ids=name)
+def test_networks_of_other_paths_are_fed_the_state_itself(schedule: Schedule) -> None:
+    """Foreign DiT and SiT checkpoints expect it; and no copy of it is made."""
+    fed = []
+    network = NetworkDenoiser(lambda x, time, condition: (fed.append(x), x)[1], schedule, Kind.V)
+    x, t = states(4, [0.2, 0.8], schedule=schedule)
+    network(x, t, None)
+    assert fed[0] is x
+
+
+def test_v_on_edm_is_karras_preconditioning() -> None:
+    """D(x) = c_skip x + c_out F(c_in x), as the EDM paper's table 1 has it for sigma_data = 1, with F = -v."""
+    matrix = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
+        return torch.tanh(x @ matrix) * time[:, None]
+
+    x, t = states(4, [0.05, 0.3, 0.6, 0.95], schedule=EDM())
+    sigma = EDM().sigma(t)[:, None]
+    c_skip, c_out, c_in = 1 / (sigma**2 + 1), sigma / (sigma**2 + 1).sqrt(), 1 / (sigma**2 + 1).sqrt()
+    expected = c_skip * x + c_out * -network(c_in * x, t, None)
+    answer = NetworkDenoiser(network, EDM(), Kind.V)(x, t, None)
+    torch.testing.assert_close(convert(answer, Kind.X0, EDM(), x, t).value, expected, rtol=1e-9, atol=1e-9)

@@ -17,8 +17,9 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ..artifacts import UserError
-from ..islands.expert import Expert
+from ..islands.expert import Expert, ExpertCard
 from ..models.dit import NORM_EPS, DiTConfig
+from ..process import EDM
 from .layouts import Layout, export_weights
 from .source import NULL_TEXT, SIDECAR
 
@@ -47,7 +48,7 @@ def export(expert: Expert, out: Path) -> list[str]:
         os.replace(draft, out)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return remarks(config)
+    return remarks(card)
 
 
 def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
@@ -103,8 +104,8 @@ def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
     )
 
 
-def remarks(config: DiTConfig) -> list[str]:
-    found = []
+def remarks(card: ExpertCard) -> list[str]:
+    config, found = card.architecture, []
     if config.condition == "labels" and config.frequency_shift == 0:
         found.append(
             "time frequencies have shift 0 and stock diffusers computes DiT's with shift 1, so its answers differ a "
@@ -112,6 +113,8 @@ def remarks(config: DiTConfig) -> list[str]:
         )
     if config.time_scale != 999.0:
         found.append(f"the network takes time {config.time_scale:g} t with t in [0, 1], not DDPM steps")
+    if isinstance(card.schedule, EDM):
+        found.append("the network takes x / sqrt(1 + sigma^2), not x: scale the state before each call")
     if config.condition == "tokens":
         found.append(f"{NULL_TEXT} holds the null caption: pass it as the embedding of the negative prompt")
     return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.shards import ShardSet
 from ..models.dit import DiT
-from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error
+from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
 from ..training.checkpoint import TrainingState
 from ..training.device import autocast
 from ..training.plan import Training
@@ -71,9 +71,9 @@ class Validation:
         total = 0.0
         for part in micro_batches(len(t), self.plan.micro_batch or self.plan.batch):
             condition = self.condition[part].to(device)
-            x0, eps, time = (value[part].to(device) for value in (self.x0, self.eps, t))
+            x0, eps = (value[part].to(device) for value in (self.x0, self.eps))
             with autocast(device, self.plan):
-                total += velocity_error(denoiser, x0, eps, time, condition).sum().item()
+                total += velocity_error(denoiser, x0, eps, widen(t[part], device), condition).sum().item()
         return total / len(t)
 
 

@@ -5,6 +5,7 @@ from .condition import Condition
 from .denoiser import Denoiser, GuidedDenoiser, NetworkDenoiser, PerImageDenoiser, guide
 from .objective import (
     AnySchedule,
+    Corruption,
     LogitNormal,
     MinSNR,
     Objective,
@@ -28,6 +29,7 @@ __all__ = [
     "AnySchedule",
     "Bridge",
     "Condition",
+    "Corruption",
     "CosineVP",
     "DDPMBetas",
     "Denoiser",

@@ -25,7 +25,7 @@ from torch import Tensor
 from .condition import Condition
 from .denoiser import Denoiser
 from .prediction import Kind, Prediction, carries_only_noise, coefficients, linear_form
-from .schedule import DDPMBetas, LinearFlow, Schedule, per_sample, widen
+from .schedule import DDPMBetas, LinearFlow, Schedule, per_sample, scaled, widen
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Bridge:
 
         s = self.expert_time(t)
         scale = torch.hypot(own.alpha(s), own.sigma(s)) / torch.hypot(self.onto.alpha(t), self.onto.sigma(t))
-        y = per_sample(scale, x).to(torch.promote_types(x.dtype, torch.float32)) * x
+        y = scaled(x, scale)
         answer = self.denoiser(y.to(x.dtype), s, condition)
         velocity = coefficients(Kind.VELOCITY, self.onto, t)
         return Prediction(Kind.VELOCITY, linear_form(answer, own, y, s, velocity))

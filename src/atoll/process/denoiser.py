@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .condition import Condition
 from .prediction import Kind, Prediction
-from .schedule import Schedule
+from .schedule import Schedule, scaled
 
 
 @runtime_checkable
@@ -56,7 +56,8 @@ class NetworkDenoiser:
     """A network with the schedule and kind it was trained for.
 
     `network(x, time, condition)` returns a tensor shaped like x; `time = time_scale t` is in the unit its time
-    embedding wants (999 for a DiT trained on 1000 integer steps, 1 for a SiT).
+    embedding wants (999 for a DiT trained on 1000 integer steps, 1 for a SiT). It is fed the state times the
+    schedule's `input_scale`; the state outside, the answer and the loss know nothing of that.
     """
 
     network: Callable[[Tensor, Tensor, Condition | None], Tensor]
@@ -65,7 +66,9 @@ class NetworkDenoiser:
     time_scale: float = 1.0
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        value = self.network(x, t * self.time_scale, condition)
+        scale = self.schedule.input_scale(t)
+        fed = x if scale is None else scaled(x, scale).to(x.dtype)
+        value = self.network(fed, t * self.time_scale, condition)
         if value.shape != x.shape:  # learned variances, for one: they would broadcast or fail far from here
             raise ValueError(f"the network answered {list(value.shape)} to a state of shape {list(x.shape)}")
         return Prediction(self.kind, value)

@@ -15,7 +15,8 @@ and a `Weighting` replaces that weight by another one, whatever the kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from .condition import Condition
 from .denoiser import Denoiser
-from .prediction import Kind, Prediction, combine, convert, x0_gain
-from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, widen
+from .prediction import Kind, Prediction, coefficients, combine, convert, mix, x0_gain
+from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, widen
 
 AnySchedule = LinearFlow | CosineVP | DDPMBetas | EDM
 
@@ -119,6 +120,53 @@ class Sigmoid:
 Weighting = Plain | MinSNR | Sigmoid
 
 
+@dataclass(frozen=True, eq=False)
+class Corruption:
+    """What an objective does to a batch at its times: five numbers per sample, each a float tensor [B].
+
+    alpha, sigma   of the state   x_t = alpha x0 + sigma eps
+    p, q           of the target  p x0 + q eps, the kind the network predicts
+    weight         of the squared error
+
+    Computed once per batch, in float64 where the device has it; nothing here asks the schedule again. So a training
+    loop computes it on the CPU, ships it with `to(device, torch.float32)` and runs none of the small float64 kernels
+    there. Samples are shaped [B, ...].
+    """
+
+    alpha: Tensor
+    sigma: Tensor
+    p: Tensor
+    q: Tensor
+    weight: Tensor
+
+    def __len__(self) -> int:
+        return len(self.alpha)
+
+    def __getitem__(self, rows: slice | Tensor) -> Corruption:
+        """The corruption of some samples: a slice, an index tensor or a boolean mask."""
+        return self._map(lambda all_five: all_five[:, rows])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Corruption:
+        return self._map(lambda all_five: all_five.to(device=device, dtype=dtype))
+
+    def noisy(self, x0: Tensor, eps: Tensor) -> Tensor:
+        """x_t = alpha x0 + sigma eps, in x0's precision."""
+        return mix(self.alpha, self.sigma, x0, eps)
+
+    def target(self, x0: Tensor, eps: Tensor) -> Tensor:
+        """p x0 + q eps, in x0's precision."""
+        return mix(self.p, self.q, x0, eps)
+
+    def loss(self, value: Tensor, x0: Tensor, eps: Tensor) -> Tensor:
+        """Weighted mean squared error per sample of a network's answer, float32 or wider [B]."""
+        error = squared_error(value, self.target(x0, eps))
+        return self.weight.to(error.dtype) * error
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Corruption:
+        """Change all five as one tensor [5, B]: one copy to a device instead of five."""
+        return Corruption(*change(torch.stack([getattr(self, f.name) for f in fields(self)])))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """A schedule, the kind predicted on it, where in time to train, and how to weigh the error."""
@@ -135,24 +183,31 @@ class Objective:
         )
         return self.density.quantile(u).clamp(cleanest, noisiest)
 
+    def at(self, t: Tensor) -> Corruption:
+        """All coefficients of a batch at times t [B], float64 where t's device has it."""
+        return Corruption(
+            self.schedule.alpha(t),
+            self.schedule.sigma(t),
+            *coefficients(self.kind, self.schedule, t),
+            self.weighting(self.kind, self.schedule, t),
+        )
+
     def noisy(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
         """x_t = alpha x0 + sigma eps."""
-        return noisy(self.schedule, x0, eps, t)
+        return self.at(t).noisy(x0, eps)
 
     def target(self, x0: Tensor, eps: Tensor, t: Tensor) -> Prediction:
-        return combine(self.kind, self.schedule, t, x0, eps)
+        return Prediction(self.kind, self.at(t).target(x0, eps))
 
     def loss(self, answer: Prediction, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
         """Weighted mean squared error per sample, float32 or wider [B]."""
         assert answer.kind is self.kind, f"objective wants {self.kind}, the network answered {answer.kind}"
-        error = squared_error(answer.value, self.target(x0, eps, t).value)
-        return self.weighting(self.kind, self.schedule, t).to(error.dtype) * error
+        return self.at(t).loss(answer.value, x0, eps)
 
 
 def noisy(schedule: Schedule, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
     """x_t = alpha(t) x0 + sigma(t) eps on any schedule."""
-    alpha, sigma = (per_sample(c, x0).to(x0.dtype) for c in (schedule.alpha(t), schedule.sigma(t)))
-    return alpha * x0 + sigma * eps
+    return mix(schedule.alpha(t), schedule.sigma(t), x0, eps)
 
 
 def squared_error(a: Tensor, b: Tensor) -> Tensor:

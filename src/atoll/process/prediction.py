@@ -83,10 +83,15 @@ def carries_only_noise(kind: Kind, schedule: Schedule) -> bool:
     return bool((p == 0).all())
 
 
+def mix(p: Tensor, q: Tensor, x0: Tensor, eps: Tensor) -> Tensor:
+    """p x0 + q eps for p, q [B] of any precision, in x0's precision [B, ...]: every state, every target."""
+    p, q = (per_sample(c, x0).to(x0.dtype) for c in (p, q))
+    return p * x0 + q * eps
+
+
 def combine(kind: Kind, schedule: Schedule, t: Tensor, x0: Tensor, eps: Tensor) -> Prediction:
     """The prediction of `kind` that belongs to a known pair: p x0 + q eps."""
-    p, q = (per_sample(c, x0).to(x0.dtype) for c in coefficients(kind, schedule, t))
-    return Prediction(kind, p * x0 + q * eps)
+    return Prediction(kind, mix(*coefficients(kind, schedule, t), x0, eps))
 
 
 def linear_form(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor, form: Coefficients) -> Tensor:

@@ -47,15 +47,23 @@ class Schedule(Protocol):
         """The t with this log-SNR, after clamping the log-SNR to the band."""
         ...
 
+    def input_scale(self, t: Tensor) -> Tensor | None:
+        """What the state is multiplied with before a network of this path sees it; None: it sees the state."""
+        ...
+
+
+WITHOUT_FLOAT64 = ("mps",)  # device types: Apple's GPUs
+
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest float of a device: Apple's GPUs have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    """The widest float of a device."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def widen(t: Tensor) -> Tensor:
-    """Times in the widest float their device has."""
-    return t.to(wide_dtype(t.device))
+def widen(t: Tensor, device: torch.device | None = None) -> Tensor:
+    """Times in the widest float their device has, or the device they are moved to."""
+    device = device or t.device
+    return t.to(device, wide_dtype(device))
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
@@ -63,6 +71,11 @@ def per_sample(values: Tensor, like: Tensor) -> Tensor:
     if values.shape != like.shape[:1]:
         raise ValueError(f"expected one value per sample, shape [{like.shape[0]}], got {list(values.shape)}")
     return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """factor x, one factor per sample [B], in float32 or wider [B, ...]."""
+    return per_sample(factor, x).to(torch.promote_types(x.dtype, torch.float32)) * x
 
 
 def _log_ratio(alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -98,6 +111,9 @@ class LinearFlow:
         # sigma / alpha = t / (1 - t) = exp(-log_snr / 2)
         return torch.sigmoid(-0.5 * widen(log_snr).clamp(*self.band))
 
+    def input_scale(self, t: Tensor) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class CosineVP:
@@ -130,6 +146,9 @@ class CosineVP:
     def time_at(self, log_snr: Tensor) -> Tensor:
         # tan(pi/2 t) = sigma / alpha = exp(-log_snr / 2)
         return torch.atan(torch.exp(-0.5 * widen(log_snr).clamp(*self.band))) * (2.0 / math.pi)
+
+    def input_scale(self, t: Tensor) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -181,6 +200,9 @@ class DDPMBetas:
         fraction = (knots[left] - wanted) / (knots[left] - knots[left + 1])
         return (left + fraction) / (self.steps - 1)
 
+    def input_scale(self, t: Tensor) -> None:
+        return None
+
     def _interpolate(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """log-SNR and its slope d log_snr / dt at t."""
         position = widen(t).clamp(0.0, 1.0) * (self.steps - 1)
@@ -214,7 +236,7 @@ def _ddpm_log_snr(betas: str, steps: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _ddpm_log_snr_on(betas: str, steps: int, device: torch.device) -> Tensor:
     """The same table kept on a device, so that asking a DDPM expert copies nothing to it."""
-    return _ddpm_log_snr(betas, steps).to(wide_dtype(device)).to(device)
+    return widen(_ddpm_log_snr(betas, steps), device)
 
 
 @dataclass(frozen=True)
@@ -261,3 +283,7 @@ class EDM:
     def time_at(self, log_snr: Tensor) -> Tensor:
         low, rise = self._roots
         return (torch.exp(-0.5 * widen(log_snr).clamp(*self.band) / self.rho) - low) / rise
+
+    def input_scale(self, t: Tensor) -> Tensor:
+        """Karras et al.'s c_in for data of standard deviation 1, as latents are: the network sees variance 1."""
+        return 1.0 / torch.hypot(self.alpha(t), self.sigma(t))

@@ -1,39 +1,167 @@
-"""One optimizer step, guarded: nothing is updated from a loss or gradient that is not finite."""
+"""One optimizer step: forward, backward, clip, update, average. The host gives orders and asks for nothing back.
+
+A loss or gradient that is not finite makes the update change nothing; the meters count it. The same code runs eagerly
+on a CPU, block by compiled block on a GPU, and, for networks so small that starting kernels would take longer than
+running them, as one CUDA graph that is recorded once and replayed.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
-from ..artifacts import UserError
-from .checkpoint import TrainingState
-from .plan import Training
+from .execution import Execution, autocast
+from .packing import Batch
+from .recipe import Training
+from .state import TrainingState
+from .team import Team
+
+RATE, FORGETTING = "learning rate", "forgetting"  # scalars that travel with a batch
+EAGER_STEPS = 3  # before a graph is recorded: kernels are compiled and workspaces taken by then
 
 
-def take_step(state: TrainingState, plan: Training, loss: float, batch: int) -> None:
-    """Clip, check, update the weights and their average, and count the images."""
-    limit = plan.gradient_clip or math.inf
-    norm = float(torch.nn.utils.clip_grad_norm_(state.module.parameters(), limit))
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise UserError(
-            f"loss {loss} and gradient norm {norm} after {state.images:,} images; nothing was updated: "
-            "lower training.learning_rate or use training.precision float32, and start again"
-        )
-    for group in state.optimizer.param_groups:
-        group["lr"] = plan.learning_rate_at(state.images)
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-    state.images += batch
-    state.average.update(state.images, batch)
+class Learner(Protocol):
+    """What is learned. Whatever is random is a pure function of the images seen before."""
+
+    network: nn.Module  # its repeated part is in `blocks`, each with a switch `recompute`
+
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        """Rows `part` of the batch of `batch` images that follows `images` seen; tensors, most on the CPU."""
+        ...
+
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        """Loss per sample [B] of the network, or what wraps it, on a batch that is on its device."""
+        ...
+
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        """Numbers for the metrics, of the averaged weights."""
+        ...
+
+
+class Step:
+    """`step(batch, images)` trains on one batch of `images` images, of which this process's part is in `batch`."""
+
+    def __init__(
+        self, learner: Learner, state: TrainingState, training: Training, execution: Execution, team: Team
+    ) -> None:
+        self._learner, self._state = learner, state
+        self._training, self._execution, self._team = training, execution, team
+        arrange(learner.network, execution)
+        self._network = team.wrap(learner.network)
+        self._graph = Graph(self._compute) if execution.compiling == "graph" and team.size == 1 else None
+
+    def __call__(self, batch: Batch, images: int) -> None:
+        full = images == self._training.batch
+        if self._graph is not None and full:
+            self._state.before_update()
+            self._graph(batch)
+        else:
+            self._compute(batch, images)
+
+    def _compute(self, batch: Batch, images: int | None = None) -> None:
+        images = images or self._training.batch
+        state, team = self._state, self._team
+        rows = next(len(value) for value in batch.values() if value.ndim)
+        parts = micro_batches(rows, self._execution.micro_batch)
+        state.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=batch[RATE].device)
+        for part in parts:
+            piece = {name: value[part] if value.ndim else value for name, value in batch.items()}
+            # compiled kernels are for one shape: whatever is left over runs eagerly
+            usual = part.stop - part.start == (self._execution.micro_batch or self._usual_rows)
+            with team.no_exchange(self._network) if part is not parts[-1] else nullcontext(), eager(unless=usual):
+                with autocast(self._execution):
+                    share = self._learner.loss(self._network, piece).sum() / images
+                (share * team.size).backward()  # the team's gradients are averaged, its losses summed
+            total += share.detach()
+        self._update(team.sum(total), batch)
+
+    @property
+    def _usual_rows(self) -> int:
+        part = self._team.part(self._training.batch)
+        return part.stop - part.start
+
+    def _update(self, loss: Tensor, batch: Batch) -> None:
+        """Clip, check, update the weights and their average, and count; all of it on the device."""
+        state, optimizer = self._state, self._state.optimizer
+        gradients = [p.grad for p in self._learner.network.parameters() if p.grad is not None]
+        norm = get_total_norm(gradients)
+        finite = (torch.isfinite(loss) & torch.isfinite(norm)).to(torch.float32)
+        clip = self._training.gradient_clip
+        optimizer.found_inf = 1.0 - finite
+        optimizer.grad_scale = torch.ones_like(norm) if clip is None else (norm / clip).clamp(min=1.0)
+        if not capturing(norm):
+            state.before_update()
+        state.updating = True
+        optimizer.param_groups[0]["lr"].copy_(batch[RATE])  # one tensor, shared by all groups
+        optimizer.step()
+        state.average.update(batch[FORGETTING] * finite)
+        state.meters.add(loss, finite)
+        state.updating = False
+
+
+class Graph:
+    """A step as one CUDA graph: recorded after a few eager ones, then replayed on new numbers in the same memory."""
+
+    def __init__(self, compute: Step._compute) -> None:  # type: ignore[name-defined]
+        self._compute = compute
+        self._stream = torch.cuda.Stream()
+        self._static: Batch = {}
+        self._recorded: torch.cuda.CUDAGraph | None = None
+        self._eager_steps = 0
+
+    def __call__(self, batch: Batch) -> None:
+        if not self._static:
+            self._static = {name: value.clone() for name, value in batch.items()}
+        for name, value in batch.items():
+            self._static[name].copy_(value)
+        if self._recorded is None and self._eager_steps < EAGER_STEPS:
+            self._eager_steps += 1
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._compute(self._static)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return
+        if self._recorded is None:
+            recorded = torch.cuda.CUDAGraph()
+            # other threads (the feed, a checkpoint's copy) go on allocating and copying meanwhile
+            with torch.cuda.graph(recorded, stream=self._stream, capture_error_mode="thread_local"):
+                self._compute(self._static)
+            self._recorded = recorded
+        self._recorded.replay()
+
+
+def capturing(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def eager(*, unless: bool = False) -> Iterator[None]:
+    """While inside, compiled blocks run as they are written."""
+    if unless:
+        yield
+    else:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+
+def arrange(network: nn.Module, execution: Execution) -> None:
+    """Tell each block whether to recompute and whether to be compiled: one by one, since all are alike."""
+    blocks = network.blocks
+    assert isinstance(blocks, nn.ModuleList)
+    for index, block in enumerate(blocks):
+        block.recompute = index < execution.recomputed_blocks
+        block._compiled_call_impl = None
+        if execution.compiling != "none":
+            block.compile(fullgraph=True, dynamic=False)
 
 
 def micro_batches(batch: int, size: int | None) -> list[slice]:
     """A batch cut into forward passes; the optimizer step does not depend on the cut."""
     size = size or batch
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
-
-
-def report_due(images: int, batch: int, total: int, reports: int = 40) -> bool:
-    """True when the step that ended at `images` crossed one of `reports` evenly spaced marks."""
-    return images == total or images * reports // total > (images - batch) * reports // total

@@ -1,4 +1,4 @@
-"""How long and how hard to train, whatever is trained."""
+"""How long and how hard to train, whatever is trained: what decides the result. How it is computed is execution.py's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Training(BaseModel):
-    """How to train. Progress is counted in images, so nothing here changes meaning with the batch size."""
+    """What is learned. Progress is counted in images, so nothing here changes meaning with the batch size."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     images: int = Field(gt=0, description="budget: images seen in all")
     batch: int = Field(gt=0, description="images per optimizer step")
-    micro_batch: int | None = Field(None, gt=0, description="images per forward pass; None: the whole batch")
     learning_rate: float = Field(gt=0)
     warmup_images: int = Field(0, ge=0)
     decay: Literal["constant", "linear"] = "constant"
@@ -22,8 +21,6 @@ class Training(BaseModel):
     gradient_clip: float | None = Field(1.0, gt=0)
     ema_images: int = Field(gt=0, description="half-life of the weight average, in images")
     condition_dropout: float = Field(0.1, ge=0, lt=1)
-    precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, gt=0, description="CPU threads; part of the result, since sums depend on it")
     seed: int = Field(ge=0)
 
     def learning_rate_at(self, images: int) -> float:

@@ -1,0 +1,66 @@
+"""How a training is computed: on what, how precisely, in which pieces. Never what is learned.
+
+An order says nothing of this: every island chooses its own, may change it when it goes on elsewhere, and writes it
+to provenance.json. On a CPU the default is a constant, so that the same order gives the same digest; on a GPU
+memory.py chooses by what is free.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..artifacts import UserError
+
+
+class Execution(BaseModel):
+    """Settings that change speed and memory, and the result by rounding alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of activations and matrix products; weights, moments and sums are float32"
+    )
+    micro_batch: int | None = Field(None, gt=0, description="images per forward pass; none: the whole batch")
+    recomputed_blocks: int = Field(0, ge=0, description="blocks that keep no activations and compute them twice")
+    compiling: Literal["none", "blocks", "graph"] = Field(
+        "none", description="blocks: each compiled; graph: that, and the whole step replayed as one CUDA graph"
+    )
+    moments: Literal["float32", "8-bit"] = Field("float32", description="storage of Adam's moments (8-bit: torchao)")
+    average: Literal["device", "host"] = Field("device", description="where the weight average lies")
+    samples: Literal["device", "host"] = Field("host", description="where the cluster's samples lie")
+    threads: int = Field(1, gt=0, description="CPU threads; sums depend on it, so it is a constant by default")
+
+
+def named_or_best(name: str | None) -> str:
+    """The device a user names; for who names none, cuda if there is one."""
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def open_device(execution: Execution) -> torch.device:
+    """The device of an execution, ready to use; on a CPU with its number of threads."""
+    try:
+        device = torch.device(execution.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {execution.device}: not usable here ({reason}); use cpu") from error
+    if execution.compiling == "graph" and device.type != "cuda":
+        raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
+    if execution.moments == "8-bit" and find_spec("torchao") is None:
+        raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
+    if device.type == "cpu":
+        torch.set_num_threads(execution.threads)
+    elif device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def autocast(execution: Execution) -> AbstractContextManager[None]:
+    """bfloat16 for the network's activations and matrix products if the execution says so; losses stay float32."""
+    enabled = execution.precision == "bfloat16"
+    return torch.autocast(torch.device(execution.device).type, torch.bfloat16, enabled=enabled)

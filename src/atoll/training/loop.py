@@ -1,0 +1,223 @@
+"""The training loop: experts, routers, students and benchmarks all go through `fit`, and nothing else trains.
+
+Read top to bottom. What is learned is the `Learner`'s and the recipe's; how it is computed is the `Execution`'s.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..artifacts import UserError
+from .checkpoints import Checkpoints, Ledger, save_execution
+from .execution import Execution, open_device
+from .feed import Feed
+from .packing import Batch
+from .recipe import Training
+from .state import Counts, TrainingState
+from .step import FORGETTING, RATE, Learner, Step, eager
+from .stopping import StopSignal
+from .team import Team, gathered
+
+REPORTS = 40  # rows of metrics in a run
+MOST_SKIPPED = 5  # steps in a row that were not finite before a run is given up
+GLANCE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands, for people to watch. Loss and yardstick are of moments ago, or None before the first."""
+
+    images: int
+    total: int
+    rate: float | None = None  # images per second of this process's team, since it started or went on
+    loss: float | None = None
+    yardstick: float | None = None
+    skipped: int = 0
+    note: str | None = None  # something to be said once
+
+    @property
+    def seconds_left(self) -> float | None:
+        return (self.total - self.images) / self.rate if self.rate else None
+
+
+Watch = Callable[[Progress], None]
+Smaller = Callable[[Execution], Execution | None]  # the next execution that needs less memory; None: there is none
+
+
+def fit(
+    learner: Learner,
+    training: Training,
+    execution: Execution,
+    folder: Path,
+    *,
+    identity: dict[str, Any],
+    whose: str,
+    checkpoint_seconds: float | None = None,
+    watch: Watch | None = None,
+    smaller: Smaller = lambda _: None,
+) -> tuple[TrainingState, Ledger, Execution, Team]:
+    """Train `learner.network` by `training`, and return its final state, its metrics and how it was computed.
+
+    Work in progress is in `folder`, under `identity`, which must not change; the same call goes on from there, bit for
+    bit on a CPU, after any kind of death. Out of memory, it goes on with the next `smaller` execution and says so.
+    """
+    device = open_device(execution)
+    torch.manual_seed(0)  # nothing below draws from it; whoever forgets that gets the same numbers every time
+    learner.network.to(device)
+    watch = watch or (lambda _: None)
+    with gathered(device) as team, StopSignal() as stop, Checkpoints(folder, checkpoint_seconds) as checkpoints:
+        if team.leads:
+            checkpoints.begin(identity, whose)
+            save_execution(folder, execution)
+        team.wait()
+        state = TrainingState(learner.network, training, execution)
+        ledger = checkpoints.restore(state)
+        while state.images < training.images:
+            try:
+                run(learner, training, execution, state, ledger, checkpoints, stop, team, watch)
+            except torch.OutOfMemoryError as error:
+                less = None if team.size > 1 else smaller(execution)
+                if less is None:
+                    raise UserError(
+                        f"out of memory on {device} after {state.images:,} images, and nothing smaller is left to "
+                        "try: use a smaller network, another card, or --device cpu"
+                    ) from error
+                note = f"out of memory; going on with {changes(execution, less)}"
+                watch(Progress(state.images, training.images, note=note))
+                execution = less
+                state, ledger = rebuilt(learner, training, execution, state, ledger, checkpoints)
+                save_execution(folder, execution)
+        state.average.settle()
+        return state, ledger, execution, team
+
+
+def run(
+    learner: Learner,
+    training: Training,
+    execution: Execution,
+    state: TrainingState,
+    ledger: Ledger,
+    checkpoints: Checkpoints,
+    stop: StopSignal,
+    team: Team,
+    watch: Watch,
+) -> None:
+    """From where the state stands to the end of the budget."""
+    device = next(learner.network.parameters()).device
+    step = Step(learner, state, training, execution, team)
+    clock = Clock(state.images)
+    seen: Counts | None = None
+    yardstick: float | None = None
+
+    def drawn(number: int) -> Batch | None:
+        images = number * training.batch
+        if images >= training.images:
+            return None
+        size = min(training.batch, training.images - images)
+        batch = learner.draw(images, size, team.part(size))
+        batch[RATE] = torch.tensor(training.learning_rate_at(images))
+        batch[FORGETTING] = torch.tensor(state.average.forgetting(images + size, size))
+        return batch
+
+    for number, batch in Feed(drawn, device).stream(state.images // training.batch):
+        size = min(training.batch, training.images - number * training.batch)
+        step(batch, size)
+        state.images += size
+
+        if report_due(state.images, size, training.images):
+            seen = state.meters.read()
+            measured = measure(learner, state) if team.leads else {}
+            yardstick = measured.get("yardstick", yardstick)
+            ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
+            state.meters.begin_row()
+        elif clock.glance_due():
+            seen = state.meters.glance() or seen
+        give_up_if_lost(seen, state.images)
+        if team.leads:
+            loss = None if seen is None else seen.loss
+            skipped = 0 if seen is None else seen.skipped
+            watch(Progress(state.images, training.images, clock.rate(state.images), loss, yardstick, skipped))
+            checkpoints.keep(state, ledger, stop)
+
+
+def measure(learner: Learner, state: TrainingState) -> dict[str, float]:
+    """The learner's numbers for the averaged weights, which are lent to the network meanwhile."""
+    with state.average.lent(), eager(), torch.no_grad():
+        return learner.measure(state.network)
+
+
+def give_up_if_lost(seen: Counts | None, images: int) -> None:
+    """End a run whose last steps were all without effect, and say why."""
+    if seen is not None and seen.in_a_row >= MOST_SKIPPED:
+        raise UserError(
+            f"the loss or gradient of the last {seen.in_a_row} steps was not finite, after {images:,} images; nothing "
+            "was updated by them: lower training.learning_rate in the order, or compute with --set precision=float32"
+        )
+
+
+def rebuilt(
+    learner: Learner,
+    training: Training,
+    execution: Execution,
+    state: TrainingState,
+    ledger: Ledger,
+    checkpoints: Checkpoints,
+) -> tuple[TrainingState, Ledger]:
+    """The same state under another execution, after memory ran out; from the last checkpoint if it ran out mid-update."""
+    state.optimizer.zero_grad(set_to_none=True)
+    held = None if state.updating else {name: value.to("cpu", copy=True) for name, value in state.tensors().items()}
+    images = state.images
+    state.average.close()
+    del state
+    gc.collect()
+    torch.cuda.empty_cache()
+    fresh = TrainingState(learner.network, training, execution)
+    if held is None:
+        checkpoints.finish()
+        return fresh, checkpoints.restore(fresh)
+    fresh.restore(held, images)
+    return fresh, ledger
+
+
+def changes(old: Execution, new: Execution) -> str:
+    """What differs between two executions, for people: `micro_batch 16, moments 8-bit`."""
+    before, after = old.model_dump(), new.model_dump()
+    return ", ".join(f"{name} {value}" for name, value in after.items() if before[name] != value)
+
+
+def report_due(images: int, batch: int, total: int, reports: int = REPORTS) -> bool:
+    """True when the step that ended at `images` crossed one of `reports` evenly spaced marks."""
+    return images == total or images * reports // total > (images - batch) * reports // total
+
+
+class Clock:
+    """Wall time since a run began or went on; its first steps, in which kernels are compiled, do not count."""
+
+    def __init__(self, images: int, settle: int = 3) -> None:
+        self._steps, self._settle = 0, settle
+        self._start = time.monotonic(), images
+        self._glanced = time.monotonic()
+
+    def rate(self, images: int) -> float | None:
+        """Images per second."""
+        self._steps += 1
+        if self._steps == self._settle:
+            self._start = time.monotonic(), images
+        if self._steps <= self._settle:
+            return None
+        began, first = self._start
+        return (images - first) / max(time.monotonic() - began, 1e-9)
+
+    def glance_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._glanced < GLANCE_SECONDS:
+            return False
+        self._glanced = now
+        return True

@@ -1,0 +1,33 @@
+"""Many tensors in one buffer of bytes, so that they travel in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]  # by name; the first dimension is the batch's, and scalars belong to the whole step
+ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies in one buffer of bytes."""
+
+    places: tuple[tuple[str, torch.dtype, tuple[int, ...], int, int], ...]  # name, dtype, shape, first byte, end
+    size: int
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Layout:
+        places, end = [], 0
+        for name, value in tensors.items():
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + value.numel() * value.element_size()
+            places.append((name, value.dtype, tuple(value.shape), start, end))
+        return Layout(tuple(places), end)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors as they lie in a buffer uint8 [size]."""
+        return {name: buffer[start:end].view(dtype).view(shape) for name, dtype, shape, start, end in self.places}

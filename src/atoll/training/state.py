@@ -1,0 +1,125 @@
+"""Everything a loop carries from one step to the next, on the device, and its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..process import wide_dtype
+from .average import HostAverage, WeightAverage
+from .execution import Execution
+from .optimizer import adamw
+from .recipe import Training
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the meters say, read by the host."""
+
+    loss_sum: float
+    steps: int  # since the last report
+    skipped: int  # steps that were not finite and changed nothing, in all
+    in_a_row: int  # of them, since the last good one
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss since the last report."""
+        return self.loss_sum / self.steps if self.steps else None
+
+
+class Meters:
+    """Counters on the device: a step adds to them without the host looking on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(4, dtype=wide_dtype(device), device=device)
+        self._landing = torch.empty_like(self.values, device="cpu", pin_memory=device.type == "cuda")
+        self._landed: torch.cuda.Event | None = None
+
+    def add(self, loss: Tensor, finite: Tensor) -> None:
+        """Count one step: `loss` scalar, `finite` 1 or 0 as a float scalar."""
+        good = finite.to(self.values.dtype)
+        loss = torch.where(finite > 0, loss.to(self.values.dtype), 0.0)
+        self.values[:2] += torch.stack([loss, good])
+        self.values[2] += 1.0 - good
+        self.values[3] = (self.values[3] + 1.0) * (1.0 - good)
+
+    def begin_row(self) -> None:
+        self.values[:2] = 0.0
+
+    def read(self) -> Counts:
+        """Their values now; the host waits for the device."""
+        return counts(self.values)
+
+    def glance(self) -> Counts | None:
+        """Their values of some moments ago, without waiting; None if no copy has arrived since the last glance."""
+        if self.values.device.type != "cuda":
+            return self.read()
+        if self._landed is None:
+            self._landing.copy_(self.values, non_blocking=True)
+            self._landed = torch.cuda.current_stream().record_event()
+            return None
+        if not self._landed.query():
+            return None
+        self._landed = None
+        return counts(self._landing)
+
+
+def counts(values: Tensor) -> Counts:
+    loss_sum, steps, skipped, in_a_row = values.tolist()
+    return Counts(loss_sum, int(steps), int(skipped), int(in_a_row))
+
+
+class TrainingState:
+    """Weights, their average, the optimizer's moments and the meters, with room taken for all of it at once."""
+
+    def __init__(self, network: nn.Module, training: Training, execution: Execution) -> None:
+        self.network = network
+        self.average = (HostAverage if execution.average == "host" else WeightAverage)(network, training.ema_images)
+        self.optimizer = adamw(network, training, execution)
+        self.meters = Meters(next(network.parameters()).device)
+        self.images = 0
+        self.updating = False  # while True, parts of the state are newer than others
+        self.copied: torch.cuda.Event | None = None  # what leaves the state must have left before it changes again
+
+    def before_update(self) -> None:
+        """Make the device wait for copies of the state that are under way."""
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+            self.copied = None
+        if isinstance(self.average, HostAverage):
+            self.average.before_update()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it as one flat dictionary: weights/, average/, optimizer/<parameter>/<moment>, meters."""
+        self.average.settle()
+        flat = {f"weights/{name}": value for name, value in self.network.state_dict().items()}
+        flat |= {f"average/{name}": value for name, value in self.average.tensors.items()}
+        for name, parameter in self.network.named_parameters():
+            flat |= {f"optimizer/{name}/{key}": value for key, value in self.optimizer.moments(parameter).items()}
+        flat["meters"] = self.meters.values
+        return {name: value.detach().contiguous() for name, value in flat.items()}
+
+    def averaged_weights(self) -> dict[str, Tensor]:
+        """What is kept at the end: the averaged parameters, and buffers as they are."""
+        self.average.settle()
+        return {**self.network.state_dict(), **self.average.tensors}
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], images: int) -> None:
+        """Take over a saved state, whatever execution saved it; every tensor must be there and fit."""
+        self.network.load_state_dict(_under(tensors, "weights/"), strict=True)
+        averages = _under(tensors, "average/")
+        mine = self.average.tensors
+        assert averages.keys() == mine.keys(), "the saved average belongs to another network"
+        for name, value in mine.items():
+            value.copy_(averages[name])
+        for name, parameter in self.network.named_parameters():
+            self.optimizer.restore_moments(parameter, _under(tensors, f"optimizer/{name}/"))
+        self.meters.values.copy_(tensors["meters"])
+        self.images = images
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -21,7 +21,7 @@ from ..artifacts import Artifact, Store
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiT, DiTConfig
 from ..process import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
-from ..training.result import load_weights, read_card, write_result
+from ..training.result import load_network, read_card, write_result
 
 KIND = "expert"
 
@@ -82,9 +82,8 @@ def read_expert_card(artifact: Artifact) -> ExpertCard:
 
 
 def load_expert(place: str | Path | Store, device: torch.device | str = "cpu") -> Expert:
-    """Read an expert, checking digests, keys, shapes and that every weight is finite."""
+    """Read an expert, checking digests, names, shapes, dtypes and that every weight is finite."""
     artifact = Artifact.open(place, KIND)
     card = read_expert_card(artifact)
-    network = DiT(card.architecture)
-    load_weights(network, artifact)
-    return Expert(card, network.to(device).eval().requires_grad_(False), artifact.digest)
+    network = load_network(lambda: DiT(card.architecture), card.architecture, artifact, device)
+    return Expert(card, network, artifact.digest)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from .dit import TIME_FREQUENCIES, DiT, DiTConfig
+from .shapes import as_shapes
 
 FLOAT32 = 4
 BFLOAT16 = 2
@@ -51,7 +50,7 @@ class Cost:
 
 
 def account(config: DiTConfig) -> Cost:
-    with torch.device("meta"):
+    with as_shapes():
         network = DiT(config)
     parameters = sum(p.numel() for p in network.parameters())
     return Cost(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -78,16 +78,9 @@ class DiTConfig:
         self._check_condition()
 
     def _check_choices(self) -> None:
-        allowed: dict[str, tuple[object, ...]] = {
-            "variant": ("adaln", "adaln-single"),
-            "condition": ("none", "labels", "words", "pooled", "tokens"),
-            "positions": ("sincos", "learned"),
-            "activation": ("gelu-tanh", "silu"),
-            "frequency_shift": (0, 1),
-        }
-        for name, choices in allowed.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {list(choices)}, got {getattr(self, name)!r}")
+        for name, hint in get_type_hints(DiTConfig).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                raise ValueError(f"{name} must be one of {list(get_args(hint))}, got {getattr(self, name)!r}")
 
     def _check_condition(self) -> None:
         needs = {

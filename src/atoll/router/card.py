@@ -15,7 +15,7 @@ from ..artifacts import Artifact, Store
 from ..data.space import LatentSpace, TextSpace
 from ..models.router import Router, RouterConfig
 from ..process import Condition
-from ..training.result import load_weights, read_card, write_result
+from ..training.result import load_network, read_card, write_result
 
 KIND = "router"
 
@@ -62,9 +62,8 @@ def write_router(
 
 
 def load_router(place: str | Path | Store, device: torch.device | str = "cpu") -> TrainedRouter:
-    """Read a router, checking digests, keys, shapes and that every weight is finite."""
+    """Read a router, checking digests, names, shapes, dtypes and that every weight is finite."""
     artifact = Artifact.open(place, KIND)
     card = read_card(artifact, "router.json", RouterCard)
-    network = Router(card.architecture)
-    load_weights(network, artifact)
-    return TrainedRouter(card, network.to(device).eval().requires_grad_(False), artifact.digest)
+    network = load_network(lambda: Router(card.architecture), card.architecture.trunk, artifact, device)
+    return TrainedRouter(card, network, artifact.digest)

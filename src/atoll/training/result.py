@@ -1,26 +1,30 @@
 """What a finished loop leaves behind, and how to read it when it may come from a stranger.
 
-Weights are safetensors only; every key and shape is checked against the architecture on the card, and a
-value that is not finite is refused.
+Weights are safetensors only. Names, shapes and dtypes in the file's header are checked against the architecture on the
+card before anything of that size exists, and a value that is not finite is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..artifacts import Artifact, UserError, explain, raise_if_disk_full, seal, write_atomic
+from ..models.dit import DiTConfig
+from ..models.shapes import as_shapes
 
 WEIGHTS = "model.safetensors"
+MOST_POSITIONS = 2**27  # values of a position table, which no file holds: 65,536 tokens of width 2,048
 Card = TypeVar("Card", bound=BaseModel)
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def write_result(
@@ -57,26 +61,70 @@ def read_card(artifact: Artifact, name: str, model: type[Card]) -> Card:
         raise UserError(f"{artifact.store}/{name}: not valid ({explain(error)}); get it again") from error
 
 
-def load_weights(network: nn.Module, artifact: Artifact) -> None:
-    """Fill a network from an artifact's model.safetensors, or say in one line why it does not fit."""
+def load_network(
+    build: Callable[[], Network], trunk: DiTConfig, artifact: Artifact, device: torch.device | str
+) -> Network:
+    """The network that `build` makes, on a device, frozen, with the weights of an artifact's model.safetensors.
+
+    It is built on the meta device, as shapes only, and gets its tensors from the file: nothing is initialised to be
+    overwritten. A card that asks for more than the file holds is refused before it costs anything.
+    """
     path = artifact.file(WEIGHTS)
     try:
-        found = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  shapes; no values are read yet
+            header = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in found.items()}
+            network = build_as_shapes(build, trunk, header, str(path))
+            check_header(network.state_dict(), header, str(path))
+            # copies: a mapped file may change or vanish while the network is in use
+            weights = {name: file.get_tensor(name).to(device, copy=True) for name in header}
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error}); get it again") from error
-    check_weights(network.state_dict(), found, str(path))
-    network.load_state_dict(found, strict=True)
+    for name, value in weights.items():
+        if not bool(torch.isfinite(value).all()):
+            raise UserError(f"{path}: weight {name} holds values that are not finite; ask for another file")
+    network.load_state_dict(weights, strict=True, assign=True)
+    return network.to(device).eval().requires_grad_(False)  # tables that no file holds were made on the CPU
 
 
-def check_weights(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights whose names, shapes or values cannot be the network's."""
-    missing, unknown = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+Header = Mapping[str, tuple[str, tuple[int, ...]]]  # a safetensors header: dtype and shape by name
+
+
+def build_as_shapes(build: Callable[[], Network], trunk: DiTConfig, header: Header, where: str) -> Network:
+    """The network without its weights, once the file is known to have its depth and width.
+
+    What costs something even there is a Python object per block and the position table, tokens x width.
+    """
+    blocks = {name.split(".")[1] for name in header if name.startswith("blocks.")}
+    _, entry = header.get("patches.project.weight", ("", ()))
+    width = entry[0] if entry else 0
+    if (len(blocks), width) != (trunk.depth, trunk.width):
+        raise UserError(
+            f"{where}: the weights do not fit the card's architecture (depth {len(blocks)} and width {width}, "
+            f"expected {trunk.depth} and {trunk.width}); ask for another file"
+        )
+    if trunk.image_tokens * trunk.width > MOST_POSITIONS:
+        raise UserError(
+            f"{where}: its card asks for {trunk.image_tokens:,} image tokens of width {trunk.width:,}, more than "
+            f"{MOST_POSITIONS:,} values; refused"
+        )
+    try:
+        with as_shapes():
+            return build()
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
+        line = str(error).splitlines()[0][:160]
+        raise UserError(f"{where}: its card asks for a network that cannot be built ({line}); refused") from error
+
+
+def check_header(expected: Mapping[str, Tensor], header: Header, where: str) -> None:
+    """Refuse a file whose names, shapes or dtypes cannot be the network's."""
+    missing, unknown = sorted(expected.keys() - header.keys()), sorted(header.keys() - expected.keys())
     if missing or unknown:
         what = f"missing {', '.join(missing[:3])}" if missing else f"unknown {', '.join(unknown[:3])}"
         raise UserError(f"{where}: the weights do not fit the card's architecture ({what}); ask for another file")
-    for name, value in found.items():
-        if value.shape != expected[name].shape:
-            shapes = f"{list(value.shape)}, expected {list(expected[name].shape)}"
+    for name, (dtype, shape) in header.items():
+        if shape != tuple(expected[name].shape):
+            shapes = f"{list(shape)}, expected {list(expected[name].shape)}"
             raise UserError(f"{where}: weight {name} has shape {shapes}; ask for another file")
-        if not bool(torch.isfinite(value).all()):
-            raise UserError(f"{where}: weight {name} holds values that are not finite; ask for another file")
+        if dtype != "F32":
+            raise UserError(f"{where}: weight {name} is {dtype}, weights are kept as F32; save them as float32")

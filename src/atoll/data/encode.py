@@ -177,7 +177,7 @@ def encode_captions(encoders: Encoders, captions: Sequence[Sequence[str]]) -> di
         return {"captions": offsets, **pack_captions(flat)}
     # the empty caption comes along and is cut off again, so that a shard without captions needs no special case
     encoded = text_encoder(encoders.text, encoders.device).encode([*flat, ""])
-    return {"captions": offsets, **{name: value[:-1] for name, value in encoded.items()}}
+    return {"captions": offsets, **{name: value[:-1].cpu() for name, value in encoded.items()}}
 
 
 def moments(latents: Tensor) -> dict[str, list[float] | int]:

@@ -96,15 +96,25 @@ def check_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
             raise UserError(f"{path}: its tensors differ in length ({group}); copy it again")
 
 
+def chosen_captions(offsets: Tensor, rows: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A caption for each row of one shard, chosen by u [n] in [0, 1), and whether it has any; 0 where it has none."""
+    first, end = offsets[rows], offsets[rows + 1]
+    some = end > first
+    # u < 1, yet u * n may round up to n
+    chosen = (first + (u.to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
+    return torch.where(some, chosen, torch.zeros_like(chosen)), some
+
+
 class ShardSet:
     """Several shards as one list of samples, in the order of `paths`.
 
     Rows are int64 [n], counted through all shards. Tensors come back on the CPU, copied out of the map.
-    `text` is needed only where captions are stored as text, to be embedded here and now.
+    `text` is needed only where captions are stored as text, to be embedded here and now, on `text_device`, where the
+    embeddings stay.
     """
 
-    def __init__(self, paths: Sequence[Path], text: TextSpace | None = None) -> None:
-        self._space = text
+    def __init__(self, paths: Sequence[Path], text: TextSpace | None = None, text_device: str = "cpu") -> None:
+        self._space, self._text_device = text, text_device
         self._shards = [read_shard(Path(path)) for path in paths]
         for path, shard in zip(paths, self._shards, strict=True):
             check_shard(path, shard)
@@ -146,13 +156,42 @@ class ShardSet:
         missing = labels < 0
         return Condition(labels=labels.clamp(min=0), dropped=missing if bool(missing.any()) else None)
 
+    def pick(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
+        """What a batch carries: `x0` [n, C, H, W] and the fields of its condition; `u` as for `condition`."""
+        return {"x0": self.latents(rows), **self.condition(rows, u).tensors()}
+
+    def fetch(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Condition]:
+        """Latents [B, C, H, W] and the condition of a batch that `pick` made, wherever it is now."""
+        return batch["x0"], Condition.of(batch)
+
+    def nbytes(self) -> int:
+        """Memory that all of it would take."""
+        names = ("latents", *TEXT_FIELDS)
+        return sum(shard[name].nbytes for shard in self._shards for name in names if name in shard)
+
+    def text_tables(self) -> dict[str, Tensor]:
+        """Texts of all shards, one after another: `tokens` and `mask`, or `pooled`; empty where there are none."""
+        return {
+            name: torch.cat([shard[name] for shard in self._shards])
+            for name in TEXT_FIELDS
+            if self._shards and name in self._shards[0]
+        }
+
+    def caption_rows(self, rows: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """For each sample a row of `text_tables`, chosen by u [n]; and whether it has a caption at all, bool [n]."""
+        texts = [int(shard["captions"][-1]) for shard in self._shards]
+        starts = dict(zip(map(id, self._shards), np.cumsum([0, *texts[:-1]]).tolist(), strict=True))
+
+        def choose(shard: dict[str, Tensor], local: Tensor, places: Tensor) -> dict[str, Tensor]:
+            chosen, some = chosen_captions(shard["captions"], local, u[places])
+            return {"rows": torch.where(some, chosen + starts[id(shard)], 0), "some": some}
+
+        found = self._collect(rows, choose)
+        return found["rows"], found["some"]
+
     def _text(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
         def choose(shard: dict[str, Tensor], local: Tensor, places: Tensor) -> dict[str, Tensor]:
-            first, end = shard["captions"][local], shard["captions"][local + 1]
-            some = end > first
-            # u < 1, yet u * n may round up to n
-            chosen = (first + (u[places].to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
-            rows_of_text = torch.where(some, chosen, torch.zeros_like(chosen))
+            rows_of_text, some = chosen_captions(shard["captions"], local, u[places])
             picked: dict[str, Tensor] = {}
             if "caption_text" in shard:
                 texts = unpack_captions(shard, rows_of_text[some].tolist())
@@ -165,7 +204,7 @@ class ShardSet:
                     table = shard[name]
                     picked[name] = table[rows_of_text] if len(table) else table.new_zeros(len(local), *table.shape[1:])
             for value in picked.values():
-                value[~some] = 0
+                value[~some.to(value.device)] = 0
             return picked | {"dropped": ~some}
 
         text = self._collect(rows, choose)
@@ -177,7 +216,7 @@ class ShardSet:
     def _encoder(self) -> TextEncoder:
         if self._space is None:
             raise UserError("these shards hold captions as text (--text online); pass the text space of the data")
-        return text_encoder(self._space)
+        return text_encoder(self._space, self._text_device)
 
     def _gather(self, name: str, rows: Tensor) -> Tensor:
         def pick(shard: dict[str, Tensor], local: Tensor, _: Tensor) -> dict[str, Tensor]:
@@ -202,5 +241,33 @@ class ShardSet:
             for name, value in pick(self._shards[index], rows[places] - start, places).items():
                 if name not in result:
                     result[name] = value.new_empty(len(rows), *value.shape[1:])
-                result[name][places] = value
+                result[name][places.to(value.device)] = value
         return result
+
+
+class ResidentSamples:
+    """All samples of some shards in a device's memory: a batch carries row numbers, and is gathered there.
+
+    Captions stored as text cannot lie there; they are embedded batch by batch, as a ShardSet does.
+    """
+
+    def __init__(self, samples: ShardSet, device: torch.device) -> None:
+        self._samples = samples
+        self._latents = samples.latents(torch.arange(len(samples))).to(device)
+        self._text = {name: value.to(device) for name, value in samples.text_tables().items() if len(value)}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def pick(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
+        """What a batch carries: `row` int64 [n], `caption` int64 [n] if texts lie on the device, and what does not."""
+        if not self._text:
+            condition = self._samples.condition(rows, u)
+            return {"row": rows, **condition.tensors()}
+        captions, some = self._samples.caption_rows(rows, u)
+        return {"row": rows, "caption": captions, "labels": self._samples.labels(rows), "dropped": ~some}
+
+    def fetch(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Condition]:
+        """Latents [B, C, H, W] and the condition of a batch that has arrived on the device."""
+        text = {name: table[batch["caption"]] for name, table in self._text.items()}
+        return self._latents[batch["row"]], Condition.of({**batch, **text})

@@ -11,7 +11,7 @@ from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiTConfig
 from ..process import Objective
-from ..training.plan import Training
+from ..training.recipe import Training
 
 
 class ShardRef(BaseModel):

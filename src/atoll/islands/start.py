@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..artifacts import UserError
-from ..models.dit import DiT
-from ..process import Bridge, Denoiser, Kind, NetworkDenoiser
+from ..process import Kind
 from .expert import Expert, ExpertCard, load_expert
+from .learning import process_of
 from .order import Order
 
 
@@ -34,18 +34,6 @@ def read_start(place: str | Path, order: Order) -> Expert:
             f"on {order.objective.schedule.name}; only velocity can be learned through the bridge"
         )
     return expert
-
-
-def process_of(order: Order) -> tuple[object, Kind]:
-    return order.objective.schedule, order.objective.kind
-
-
-def learner(network: DiT, card: ExpertCard, order: Order) -> Denoiser:
-    """The network as the order's objective sees it: directly, or through the bridge if it kept another process."""
-    denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
-    if process_of(order) == (card.schedule, card.kind):
-        return denoiser
-    return Bridge(denoiser, onto=order.objective.schedule, limit=card.bridge_limit)
 
 
 def card_for(order: Order, start: Expert | None) -> ExpertCard:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.shards import ShardSet
-from ..models.dit import DiT
 from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
-from ..training.checkpoint import TrainingState
-from ..training.device import autocast
-from ..training.plan import Training
+from ..training.execution import Execution, autocast
 from ..training.seeds import generator
 from ..training.step import micro_batches
 from .expert import ExpertCard, bridged
@@ -31,25 +27,26 @@ class Validation:
     eps: Tensor
     t: Tensor
     condition: Condition
-    plan: Training
+    execution: Execution
+    batch: int  # most images at a time, unless the execution's micro-batch is smaller
 
     @staticmethod
-    def fixed(samples: ShardSet, plan: Training) -> Validation | None:
+    def fixed(samples: ShardSet, seed: int, execution: Execution, batch: int) -> Validation | None:
         """The triples of this cluster; None where it has no validation samples."""
         if len(samples) == 0:
             return None
         count = min(len(samples), MOST_SAMPLES)
         rows = torch.arange(count).repeat_interleave(TIMES)
         x0 = samples.latents(rows)
-        eps = torch.randn(x0.shape, generator=generator(plan.seed, "validation"))
+        eps = torch.randn(x0.shape, generator=generator(seed, "validation"))
         condition = samples.condition(rows, torch.zeros(len(rows)))
-        return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition, plan)
+        return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition, execution, batch)
 
-    def measure(self, state: TrainingState, card: ExpertCard) -> float:
-        """The yardstick of process/objective.py for the averaged weights, mean over all triples."""
-        return self._error(averaged(state), card, self.t)
+    def measure(self, network: nn.Module, card: ExpertCard) -> float:
+        """The yardstick of process/objective.py, mean over all triples."""
+        return self._error(network, card, self.t)
 
-    def best_limit(self, state: TrainingState, card: ExpertCard) -> float | None:
+    def best_limit(self, network: nn.Module, card: ExpertCard) -> float | None:
         """The bridge's limit that gives the smallest yardstick where limits matter, at times near noise.
 
         Only a kind proportional to eps is limited. How far such an expert can be trusted towards t = 1 depends on
@@ -57,29 +54,22 @@ class Validation:
         """
         if not carries_only_noise(card.kind, card.schedule):
             return card.bridge_limit
-        network, noisy_end = averaged(state), 0.6 + 0.4 * self.t
+        noisy_end = 0.6 + 0.4 * self.t
         errors = {
             limit: self._error(network, card.model_copy(update={"bridge_limit": limit}), noisy_end) for limit in LIMITS
         }
         return min(errors, key=lambda limit: errors[limit])
 
     @torch.no_grad()
-    def _error(self, network: DiT, card: ExpertCard, t: Tensor) -> float:
+    def _error(self, network: nn.Module, card: ExpertCard, t: Tensor) -> float:
         """In parts of a micro-batch, so that it needs less memory than a training step."""
         device = next(network.parameters()).device
         denoiser = bridged(network, card, LinearFlow())
         total = 0.0
-        for part in micro_batches(len(t), self.plan.micro_batch or self.plan.batch):
+        for part in micro_batches(len(t), self.execution.micro_batch or self.batch):
             condition = self.condition[part].to(device)
             x0, eps = (value[part].to(device) for value in (self.x0, self.eps))
-            with autocast(device, self.plan):
+            with autocast(self.execution):
                 total += velocity_error(denoiser, x0, eps, widen(t[part], device), condition).sum().item()
         return total / len(t)
 
-
-def averaged(state: TrainingState) -> DiT:
-    """A copy of the network with the averaged weights."""
-    assert isinstance(state.module, DiT)
-    network = copy.deepcopy(state.module)
-    network.load_state_dict(state.averaged_weights())
-    return network

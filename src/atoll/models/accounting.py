@@ -27,7 +27,7 @@ class Cost:
     gradients_bytes: int
     optimizer_bytes: int
     average_bytes: int
-    block_input_values: int  # per image and block: all that a checkpointed block keeps
+    block_input_values: int  # per image and block: all that a recomputed block keeps
     block_values: int  # per image: what one block keeps for the backward pass
     other_values: int  # per image: the same for everything outside the blocks
     depth: int
@@ -42,10 +42,10 @@ class Cost:
         """Memory that does not depend on the micro-batch."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
 
-    def activation_bytes(self, micro_batch: int, *, checkpointed_blocks: int = 0, value_bytes: int = BFLOAT16) -> int:
-        """Kept for the backward pass of one micro-batch; one checkpointed block at a time is rebuilt whole."""
-        whole = self.depth - checkpointed_blocks + (1 if checkpointed_blocks else 0)
-        values = whole * self.block_values + checkpointed_blocks * self.block_input_values + self.other_values
+    def activation_bytes(self, micro_batch: int, *, recomputed_blocks: int = 0, value_bytes: int = BFLOAT16) -> int:
+        """Kept for the backward pass of one micro-batch; one recomputed block at a time is rebuilt whole."""
+        whole = self.depth - recomputed_blocks + (1 if recomputed_blocks else 0)
+        values = whole * self.block_values + recomputed_blocks * self.block_input_values + self.other_values
         return micro_batch * value_bytes * values
 
 

@@ -118,14 +118,12 @@ class DiTConfig:
 class DiT(nn.Module):
     """The network of one expert: (x [B, C, H, W], time [B], condition) -> [B, channels_out, H, W].
 
-    `time` is time_scale * t. `checkpointed_blocks` (0 .. depth) is how many blocks recompute their
-    activations in the backward pass instead of keeping them; it changes memory and speed, not the result.
+    `time` is time_scale * t.
     """
 
     def __init__(self, config: DiTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
-        self.checkpointed_blocks = 0
         self.patches = Patches(config)
         self.conditioning = Conditioning(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
@@ -134,7 +132,7 @@ class DiT(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
         vector, signal, text, mask = self.conditioning(time, condition)
-        h = run_blocks(self.blocks, self.patches(x), signal, text, mask, self.checkpointed_blocks)
+        h = run_blocks(self.blocks, self.patches(x), signal, text, mask)
         return self._to_latent(self.head(h, vector)).to(x.dtype)
 
     def _to_latent(self, h: Tensor) -> Tensor:
@@ -145,14 +143,11 @@ class DiT(nn.Module):
 
 
 def run_blocks(
-    blocks: nn.ModuleList, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None, checkpointed: int
+    blocks: nn.ModuleList, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    """Through all blocks, recomputing the activations of the first `checkpointed` of them on the way back."""
-    for index, block in enumerate(blocks):
-        if index < checkpointed and torch.is_grad_enabled():
-            h = checkpoint(block, h, signal, text, mask, use_reentrant=False)
-        else:
-            h = block(h, signal, text, mask)
+    """Through all blocks."""
+    for block in blocks:
+        h = block(h, signal, text, mask)
     return h
 
 
@@ -294,10 +289,15 @@ class Conditioning(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, cross-attention for text tokens, MLP; shifted, scaled and gated by time and condition."""
+    """Attention, cross-attention for text tokens, MLP; shifted, scaled and gated by time and condition.
+
+    With `recompute` it keeps its input alone and computes its activations again in the backward pass; that changes
+    memory and speed, not the result.
+    """
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
+        self.recompute = False
         width = config.width
         self.width = width
         self.mlp_norm_eps = config.mlp_norm_eps
@@ -312,6 +312,14 @@ class Block(nn.Module):
             self.table = nn.Parameter(torch.empty(6, width))
 
     def forward(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            answer: Tensor = checkpoint(
+                self._compute, h, signal, text, mask, use_reentrant=False, preserve_rng_state=False
+            )
+            return answer
+        return self._compute(h, signal, text, mask)
+
+    def _compute(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         if self.table is None:
             six = self.modulation(signal).unflatten(1, (6, 1, self.width))
         else:

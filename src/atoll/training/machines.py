@@ -1,0 +1,81 @@
+"""The machines islands run on: what their makers say, and what this one does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Memory in GiB, matrix rate in TFLOP/s (dense, bfloat16 if it has that), memory bandwidth in GB/s."""
+
+    memory: float
+    tflops: float
+    bandwidth: float
+    bfloat16: bool = True
+
+
+# by the makers' data sheets; what is reached of them is memory.py's business
+GPUS = {
+    "H200": Gpu(139, 989, 4800),
+    "H100": Gpu(80, 989, 3350),
+    "A100-80GB": Gpu(80, 312, 2039),
+    "A100-40GB": Gpu(40, 312, 1555),
+    "L40S": Gpu(48, 362, 864),
+    "A40": Gpu(48, 150, 696),
+    "A10": Gpu(24, 125, 600),
+    "L4": Gpu(24, 121, 300),
+    "RTX 5090": Gpu(32, 209, 1792),
+    "RTX 4090": Gpu(24, 165, 1008),
+    "RTX 3090": Gpu(24, 71, 936),
+    "RTX 4070": Gpu(12, 58, 504),
+    "RTX 3060": Gpu(12, 25, 360),
+    "V100": Gpu(16, 15.7, 900, bfloat16=False),
+    "T4": Gpu(16, 8.1, 320, bfloat16=False),
+}
+MEASURED_SHARE = 0.8, 0.9  # of the stated matrix rate and bandwidth that a large product and a large copy reach (H200)
+
+
+def bandwidth_for(tflops: float) -> float:
+    """GB/s of a card of which only the matrix rate is known: cards have about six bytes for a thousand operations."""
+    return 6.0 * tflops
+
+
+def this_gpu(device: torch.device, memory: float | None = None) -> Gpu:
+    """A CUDA device as it is now: its free memory (or `memory`, GiB) and its rates, measured in a tenth of a second.
+
+    Rates are stated as a data sheet would, so that the same shares apply to both.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
+    size = 4096 if bfloat16 else 2048
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    seconds = timed(lambda: a @ a, device)
+    long = torch.empty(2**28, dtype=torch.uint8, device=device)
+    copying = timed(lambda: long[: 2**27].copy_(long[2**27 :]), device)
+    return Gpu(
+        memory=(free + held) / GIB if memory is None else memory,
+        tflops=2 * size**3 / seconds / 1e12 / MEASURED_SHARE[0],
+        bandwidth=2 * 2**27 / copying / 1e9 / MEASURED_SHARE[1],
+        bfloat16=bfloat16,
+    )
+
+
+def timed(work: object, device: torch.device, times: int = 10) -> float:
+    """Seconds a piece of device work takes, the mean of ten after three."""
+    assert callable(work)
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - began) / times

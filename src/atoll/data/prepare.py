@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import STATE, Artifact, Draft, Store, UserError, canonical_json
 from ..models.autoencoders import load_autoencoder
-from ..partition.features import best_extractor, load_extractor
+from ..partition.features import best_extractor, extractor_id
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
@@ -85,13 +85,13 @@ def prepare(
         old.check_fits(origin.channels, origin.classes, source)
     if config.text_encoder not in ("words", "none"):
         pretrained_space(config.text_encoder)  # a name that means nothing is better known before the work
-    autoencoder, extractor = load_autoencoder(config.autoencoder), load_extractor(config.features, device)
+    autoencoder, features = load_autoencoder(config.autoencoder), extractor_id(config.features)
     latent_shape = autoencoder.latent_shape(origin.channels, config.size)
     request = {
         **config.model_dump(exclude={"source"}),
         "labels": config.source.labels,
         "autoencoder": autoencoder.id,
-        "features": extractor.id,
+        "features": features,
         "onto": None if old is None else old.artifact.digest,
     }
     reading = {"source": source, **config.source.model_dump()}
@@ -159,7 +159,7 @@ def prepare(
             "size": config.size,
             "channels": origin.channels,
             "latent": space.model_dump(mode="json"),
-            "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
+            "features": {"extractor": features, "width": feature_width(draft.folder)},
             "text": None if text is None else text.model_dump(mode="json"),
             "split": {"validation": config.validation, "holdout": config.holdout},
             **totals(summaries, rows, old),

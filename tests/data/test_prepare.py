@@ -20,11 +20,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from atoll.artifacts import Artifact, UserError, only_one
+from atoll.artifacts import Artifact, UserError, link, only_one
 from atoll.cli import main
 from atoll.data import Index, LatentSpace, Local, PrepareConfig, ShardSet, TextSpace, encode, prepare, runs
 from atoll.data.gather import Slice, slices_of_range
-from atoll.data.predecessor import link
 from atoll.data.sources import SourceConfig
 from atoll.models.autoencoders import Pixels
 from atoll.partition.features import PixelFeatures

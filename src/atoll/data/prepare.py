@@ -134,17 +134,18 @@ def prepare(
             NormaliseTask(
                 tuple(encoded / f"{piece:05d}.safetensors" for piece in pieces_of(number)),
                 draft.folder / "shards" / f"{first + number:05d}.safetensors",
+                encoded / f"{number:05d}.shard.json",
                 space,
             )
             for number in range(shards)
         ]
         done = 0
-        for shard_count in workers.map(normalise, targets):
-            done += shard_count
+        written = {} if old is None else old.take_over(draft.folder)
+        for shard in workers.map(normalise, targets):
+            written[f"shards/{shard.name}"] = shard.file
+            done += shard.rows
             progress("writing shards", done, count)
 
-        if old is not None:
-            old.take_over(draft.folder)
         write_index(draft.folder / "index.parquet", encoded, shards, old)
         if text is not None:
             # guidance and dropout may ask for it long after the encoder is gone
@@ -165,7 +166,8 @@ def prepare(
             **totals(summaries, rows, old),
             "rejected": rejected,
         }
-        return draft.commit(config=result, parents={} if old is None else {"data": old.artifact.digest})
+        parents = {} if old is None else {"data": old.artifact.digest}
+        return draft.commit(config=result, parents=parents, written=written)
 
 
 def check_device(device: str) -> None:

@@ -12,7 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from atoll.artifacts import Artifact, Draft, Manifest, Store, UserError, canonical_json, differences, find, reuse, seal
+from atoll.artifacts import (
+    Artifact,
+    Draft,
+    FileEntry,
+    Manifest,
+    Store,
+    UserError,
+    canonical_json,
+    differences,
+    file_digest,
+    find,
+    known_digests,
+    reuse,
+    seal,
+    sha256_bytes,
+)
 
 
 def make(place: str | Path, content: bytes = b"content", config: dict | None = None) -> Artifact:
@@ -66,6 +81,68 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         file.write_bytes(b"Content" if damage == "flip" else b"cont")
     with pytest.raises(UserError, match=r"file\.bin: (corrupt|file is missing)"):
         Artifact.open(tmp_path / "a").file("sub/file.bin")
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time_ns() - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+def test_a_file_is_read_once_per_process_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    real = known_digests.sha256_file
+    monkeypatch.setattr(known_digests, "sha256_file", lambda path: reads.append(path) or real(path))
+    make(tmp_path / "a")
+    file = tmp_path / "a" / "sub" / "file.bin"
+    age(file, 60)
+    for _ in range(2):
+        Artifact.open(tmp_path / "a").file("sub/file.bin")
+    monkeypatch.chdir(tmp_path)
+    file_digest(Path("a/sub/file.bin"))
+    assert len(reads) == 2, "one of them by the commit, under another name"
+    # as long as before, and with the same time, but another file
+    (tmp_path / "new").write_bytes(b"Content")
+    os.utime(tmp_path / "new", ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    (tmp_path / "new").replace(file)
+    with pytest.raises(UserError, match=r"file\.bin: corrupt"):
+        Artifact.open(tmp_path / "a").file("sub/file.bin")
+    # the same file, written to
+    file.write_bytes(b"content")
+    age(file, 60)
+    opened = Artifact.open(tmp_path / "a")
+    opened.file("sub/file.bin")
+    file.write_bytes(b"cOntent")
+    with pytest.raises(UserError, match=r"file\.bin: corrupt"):
+        opened.file("sub/file.bin")
+
+
+def test_a_time_that_has_just_passed_proves_nothing(tmp_path: Path) -> None:
+    """On a file system with coarse times, a change right after the reading leaves the time as it was."""
+    file, now = tmp_path / "x", time.time_ns()
+    for content in (b"one", b"two"):
+        file.write_bytes(content)
+        os.utime(file, ns=(now, now))
+        assert file_digest(file) == sha256_bytes(content)
+
+
+def test_what_was_hashed_while_it_was_written_is_not_read_again(tmp_path: Path) -> None:
+    entry = FileEntry(sha256=sha256_bytes(b"content"), bytes=7)
+    as_before = make(tmp_path / "a")
+    for content in (b"content", b"Content", b"cut"):
+        with Draft(tmp_path / content.decode(), "thing", resumable=True) as draft:
+            (draft.folder / "sub").mkdir()
+            (draft.folder / "sub" / "file.bin").write_bytes(content)
+            commit = {"config": {"a": 1}, "parents": {"up": "0" * 64}, "licence": "CC0-1.0"}
+            if content == b"cut":
+                with pytest.raises(UserError, match=r"file\.bin: has 3 bytes, 7 were written"):
+                    draft.commit(**commit, written={"sub/file.bin": entry})
+            else:
+                assert draft.commit(**commit, written={"sub/file.bin": entry}).digest == as_before.digest
+    Artifact.open(tmp_path / "content").file("sub/file.bin")
+    with pytest.raises(UserError, match=r"file\.bin: corrupt"):
+        Artifact.open(tmp_path / "Content").file("sub/file.bin")
 
 
 def test_a_damaged_remote_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

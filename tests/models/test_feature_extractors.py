@@ -15,7 +15,7 @@ from PIL import Image
 from atoll.artifacts import UserError
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.models.feature_extractors import DINOV2, best_extractor, load_extractor
+from atoll.models.feature_extractors import DINOV2, best_extractor, extractor_id, load_extractor
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 
@@ -58,6 +58,7 @@ def test_dinov2_by_a_folder(tmp_path: Path) -> None:
     network.save_pretrained(tmp_path / "dino")
     extractor = load_extractor(f"dinov2:{tmp_path / 'dino'}", "cpu")
     assert extractor.id.startswith("dinov2:dino@")
+    assert extractor_id(f"dinov2:{tmp_path / 'dino'}") == extractor.id
     images = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     with torch.inference_mode():
@@ -76,6 +77,17 @@ def test_who_names_no_extractor_gets_the_best_this_machine_can_run(
     (tmp_path / DINOV2 / "model.safetensors").write_bytes(b"weights")
     assert best_extractor("cuda") == "dinov2"
     assert best_extractor("cpu") == "efficientnet-lite0", "two seconds an image are no default"
+
+
+def test_an_id_needs_no_network(tmp_path: Path) -> None:
+    """The process that hands out the work need not hold what its workers hold; it refuses what they could not load."""
+    pytest.importorskip("transformers", reason="needs transformers: NOT TESTED HERE")
+    assert extractor_id("pixels") == load_extractor("pixels", "cpu").id
+    (tmp_path / "model.safetensors").write_bytes(b"no weights, and nobody looks")
+    with pytest.raises(UserError, match=r"holds no DINOv2 \(no config\.json\)"):
+        extractor_id(f"dinov2:{tmp_path}")
+    (tmp_path / "config.json").write_text("{}")
+    assert extractor_id(f"dinov2:{tmp_path}").startswith(f"dinov2:{tmp_path.name}@")
 
 
 def test_unknown_extractors_are_one_line(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from .artifact import STATE, Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
+from .known_digests import file_digest
 from .lock import LOCK, only_one
 from .manifest import FileEntry, Manifest, explain
-from .store import Store, atomic_file, check_relative, raise_if_disk_full, write_atomic
+from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
 __all__ = [
     "LOCK",
@@ -21,7 +22,9 @@ __all__ = [
     "check_relative",
     "differences",
     "explain",
+    "file_digest",
     "find",
+    "link",
     "only_one",
     "raise_if_disk_full",
     "reuse",

@@ -14,17 +14,20 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from .digest import canonical_json, sha256_file
+from .digest import canonical_json
 from .errors import UserError
+from .known_digests import file_digest
 from .lock import LOCK, only_one
 from .manifest import NAME, UNLISTED, FileEntry, Manifest
 from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
 
 STATE = "state"  # of half-done work, in a draft's folder; never listed
+NONE_WRITTEN: Mapping[str, FileEntry] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,6 @@ class Artifact:
 
     store: Store
     manifest: Manifest
-    _verified: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @staticmethod
     def open(place: str | Path | Store, kind: str | None = None) -> Artifact:
@@ -61,16 +63,14 @@ class Artifact:
         return sorted(name for name in self.manifest.files if name.startswith(under))
 
     def file(self, name: str) -> Path:
-        """A local path to a listed file whose digest has been checked (once per process)."""
+        """A local path to a listed file whose digest has been checked, once per process and state of the file."""
         entry = self.manifest.files.get(name)
         if entry is None:
             raise UserError(f"{self.store}: the manifest lists no file {name}; make the artifact again")
         if not self.store.is_local:
             return self.store.download(name, entry.sha256)
         path = self.store.path / name
-        if name not in self._verified:
-            verify_file(path, entry.sha256, entry.bytes)
-            self._verified.add(name)
+        verify_file(path, entry.sha256, entry.bytes)
         return path
 
     def read(self, name: str) -> bytes:
@@ -96,7 +96,7 @@ def verify_file(path: Path, sha256: str, size: int | None = None) -> None:
         raise UserError(f"{path}: file is missing; copy it again or make the artifact again")
     if size is not None and path.stat().st_size != size:
         raise UserError(f"{path}: corrupt, {path.stat().st_size} bytes but the manifest says {size}; copy it again")
-    found = sha256_file(path)
+    found = file_digest(path)
     if found != sha256:
         raise UserError(
             f"{path}: corrupt, sha256 is {found[:12]} but the manifest says {sha256[:12]}; copy or make it again"
@@ -193,14 +193,22 @@ class Draft:
             raise_if_disk_full(error, self.store.url)
 
     def commit(
-        self, *, config: Mapping[str, Any], parents: Mapping[str, str] | None = None, licence: str | None = None
+        self,
+        *,
+        config: Mapping[str, Any],
+        parents: Mapping[str, str] | None = None,
+        licence: str | None = None,
+        written: Mapping[str, FileEntry] = NONE_WRITTEN,
     ) -> Artifact:
-        """Hash every file, write the manifest last, and put the folder in its place."""
+        """Write the manifest last, and put the folder in its place.
+
+        Every file is hashed, but for those in `written`: their digests are those of the bytes that went into them.
+        """
         state = self.folder / STATE
         files = [p for p in self.folder.rglob("*") if p.is_file() and state not in p.parents]
         names = [path.relative_to(self.folder).as_posix() for path in files if not path.name.startswith(".")]
         listed = [name for name in names if name.split("/")[0] not in UNLISTED]
-        manifest = describe(self.folder, listed, self.kind, config, parents or {}, licence)
+        manifest = describe(self.folder, listed, self.kind, config, parents or {}, licence, written)
         write_provenance(self.folder)
         (self.folder / NAME).write_bytes(manifest.to_bytes())
         for path in [*files, self.folder / NAME]:
@@ -269,10 +277,18 @@ def describe(
     config: Mapping[str, Any],
     parents: Mapping[str, str],
     licence: str | None,
+    written: Mapping[str, FileEntry] = NONE_WRITTEN,
 ) -> Manifest:
-    """The manifest of these files as they lie there."""
+    """The manifest of these files as they lie there, or as they were `written`."""
+    assert written.keys() <= set(names), f"written but not there: {sorted(written.keys() - set(names))[:3]}"
+    for name, entry in written.items():
+        if (size := (folder / name).stat().st_size) != entry.bytes:
+            raise UserError(
+                f"{folder / name}: has {size} bytes, {entry.bytes} were written; "
+                f"remove {folder} and run the same command again"
+            )
     files = {
-        name: FileEntry(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
+        name: written.get(name) or FileEntry(sha256=file_digest(folder / name), bytes=(folder / name).stat().st_size)
         for name in sorted(names)
     }
     return Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, licence=licence)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -178,6 +179,18 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(target.parent)
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under another name, unless one is there; a copy where the file system cannot link."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        with source.open("rb") as original, atomic_file(target) as copy:
+            shutil.copyfileobj(original, copy)
 
 
 def raise_if_disk_full(error: BaseException, place: str) -> None:

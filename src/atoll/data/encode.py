@@ -19,13 +19,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ..artifacts import canonical_json, write_atomic
+from ..artifacts import FileEntry, canonical_json, write_atomic
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import load_extractor
 from .gather import slices_of_range, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids
-from .shards import join_shards, pack_captions, read_shard, write_shard
+from .shards import join_shards, pack_captions, read_shard, write_shard, write_shard_to_list
 from .space import LatentSpace, TextSpace
 from .text import split_words, text_encoder
 
@@ -199,19 +199,31 @@ def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Seque
 
 @dataclass(frozen=True)
 class NormaliseTask:
-    """The encoded pieces of one shard, to be joined and normalised into `out`."""
+    """The encoded pieces of one shard, to be joined and normalised into `out`; `marker` is written last."""
 
     pieces: tuple[Path, ...]
     out: Path
+    marker: Path
     space: LatentSpace
 
 
-def normalise(task: NormaliseTask) -> int:
-    """Write the final shard, unless it is there; the number of samples it holds."""
-    if not task.out.exists():
+@dataclass(frozen=True)
+class FinishedShard:
+    """A shard in its place: its name, how many samples it holds, and what the manifest says of it."""
+
+    name: str
+    rows: int
+    file: FileEntry
+
+
+def normalise(task: NormaliseTask) -> FinishedShard:
+    """Write the final shard, unless an earlier run has finished it."""
+    if not (task.marker.exists() and task.out.exists()):
         whole = join_shards([read_shard(piece) for piece in task.pieces])
-        write_shard(task.out, {**whole, "latents": task.space.normalise(whole["latents"])})
-    return len(read_shard(task.out)["labels"])
+        file = write_shard_to_list(task.out, {**whole, "latents": task.space.normalise(whole["latents"])})
+        write_atomic(task.marker, canonical_json({"rows": len(whole["labels"]), "file": file.model_dump()}))
+    record = json.loads(task.marker.read_bytes())
+    return FinishedShard(task.out.name, int(record["rows"]), FileEntry.model_validate(record["file"]))
 
 
 @contextmanager

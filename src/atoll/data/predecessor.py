@@ -8,15 +8,13 @@ Classes stay too: a late label that is none of them is listed, and its sample ke
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ..artifacts import Artifact, Store, UserError, atomic_file
+from ..artifacts import Artifact, FileEntry, Store, UserError, link
 from .space import LatentSpace, TextSpace
 
 
@@ -75,22 +73,11 @@ class Predecessor:
         if classes is not None and list(classes) != self.classes:
             raise UserError(f"{source}: its classes are not those of {self.artifact.store}; use the same folder names")
 
-    def take_over(self, folder: Path) -> None:
-        """Bring the old shards into `folder`."""
+    def take_over(self, folder: Path) -> dict[str, FileEntry]:
+        """Bring the old shards into `folder`, each checked; their digests."""
         for name in self.shards:
             link(self.artifact.file(name), folder / name)
-
-
-def link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the file system cannot link."""
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        with source.open("rb") as original, atomic_file(target) as copy:
-            shutil.copyfileobj(original, copy)
+        return {name: self.artifact.manifest.files[name] for name in self.shards}
 
 
 def known_ids(index: Path, ids: Sequence[bytes]) -> set[bytes]:

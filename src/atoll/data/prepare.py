@@ -16,7 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import STATE, Artifact, Draft, Store, UserError, canonical_json
 from ..models.autoencoders import load_autoencoder
+<<<<<<< HEAD
 from ..models.feature_extractors import best_extractor, load_extractor
+=======
+from ..partition.features import best_extractor, extractor_id
+>>>>>>> hops
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
@@ -85,13 +89,13 @@ def prepare(
         old.check_fits(origin.channels, origin.classes, source)
     if config.text_encoder not in ("words", "none"):
         pretrained_space(config.text_encoder)  # a name that means nothing is better known before the work
-    autoencoder, extractor = load_autoencoder(config.autoencoder), load_extractor(config.features, device)
+    autoencoder, features = load_autoencoder(config.autoencoder), extractor_id(config.features)
     latent_shape = autoencoder.latent_shape(origin.channels, config.size)
     request = {
         **config.model_dump(exclude={"source"}),
         "labels": config.source.labels,
         "autoencoder": autoencoder.id,
-        "features": extractor.id,
+        "features": features,
         "onto": None if old is None else old.artifact.digest,
     }
     reading = {"source": source, **config.source.model_dump()}
@@ -134,17 +138,18 @@ def prepare(
             NormaliseTask(
                 tuple(encoded / f"{piece:05d}.safetensors" for piece in pieces_of(number)),
                 draft.folder / "shards" / f"{first + number:05d}.safetensors",
+                encoded / f"{number:05d}.shard.json",
                 space,
             )
             for number in range(shards)
         ]
         done = 0
-        for shard_count in workers.map(normalise, targets):
-            done += shard_count
+        written = {} if old is None else old.take_over(draft.folder)
+        for shard in workers.map(normalise, targets):
+            written[f"shards/{shard.name}"] = shard.file
+            done += shard.rows
             progress("writing shards", done, count)
 
-        if old is not None:
-            old.take_over(draft.folder)
         write_index(draft.folder / "index.parquet", encoded, shards, old)
         if text is not None:
             # guidance and dropout may ask for it long after the encoder is gone
@@ -159,13 +164,14 @@ def prepare(
             "size": config.size,
             "channels": origin.channels,
             "latent": space.model_dump(mode="json"),
-            "features": {"extractor": extractor.id, "width": feature_width(draft.folder)},
+            "features": {"extractor": features, "width": feature_width(draft.folder)},
             "text": None if text is None else text.model_dump(mode="json"),
             "split": {"validation": config.validation, "holdout": config.holdout},
             **totals(summaries, rows, old),
             "rejected": rejected,
         }
-        return draft.commit(config=result, parents={} if old is None else {"data": old.artifact.digest})
+        parents = {} if old is None else {"data": old.artifact.digest}
+        return draft.commit(config=result, parents=parents, written=written)
 
 
 def check_device(device: str) -> None:

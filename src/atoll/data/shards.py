@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import UserError, write_atomic
+from ..artifacts import FileEntry, UserError, sha256_bytes, write_atomic
 from ..process import Condition
 from .space import TextSpace
 from .text import TextEncoder, text_encoder
@@ -51,7 +51,19 @@ def unpack_captions(shard: Mapping[str, Tensor], rows: Sequence[int]) -> list[st
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write one shard under its final name in one step; no metadata, so equal tensors are equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save({name: value.contiguous() for name, value in tensors.items()}))
+    write_atomic(path, shard_bytes(tensors))
+
+
+def write_shard_to_list(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """Write one shard as `write_shard` does; what a manifest says of it, so that nobody reads it back to find out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = shard_bytes(tensors)
+    write_atomic(path, data)
+    return FileEntry(sha256=sha256_bytes(data), bytes=len(data))
+
+
+def shard_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    return save({name: value.contiguous() for name, value in tensors.items()})
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:

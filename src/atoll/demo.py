@@ -23,6 +23,7 @@ from .planning.recipes import PlanConfig, recipe
 from .planning.stage import plan
 from .router.recipes import router_plan
 from .router.train import train_router
+from .training.resources import Resources
 
 DEVICE = "cpu"  # bit-exact everywhere, and fast enough for 8x8 images
 
@@ -132,7 +133,7 @@ def fit_router(
         clusters,
         run.path / name,
         plan.model_copy(update={"training": training}),
-        device=DEVICE,
+        resources=Resources(device=DEVICE),
         checkpoint_seconds=5.0,
-        on_progress=lambda images, total: show(f"the {name}", images, total),
+        watch=lambda now: show(f"the {name}", now.images, now.total),
     )

@@ -21,7 +21,7 @@ from .islands.expert import Expert, load_expert
 from .models.autoencoders import load_autoencoder
 from .process import Condition, Denoiser, LinearFlow
 from .sampling import generate, image_seeds
-from .training.device import named_or_best
+from .training.execution import named_or_best
 
 DEFAULT_SOLVER = "dpmpp_2m"
 DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents

@@ -16,10 +16,12 @@ from PIL import Image
 
 from atoll.artifacts import Artifact, Store
 from atoll.artifacts import known_digests as memory
-from atoll.data import Index, PrepareConfig, prepare
+from atoll.data.index import Index
+from atoll.data.prepare import PrepareConfig, prepare
 from atoll.islands.launch import hand_out
 from atoll.islands.train import train
-from atoll.partition import PartitionConfig, partition
+from atoll.partition.config import PartitionConfig
+from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
 from image_forms import samples_of
 

@@ -25,13 +25,9 @@ from atoll.cli import main
 from atoll.data import encode, merge
 from atoll.data.engine import Local
 from atoll.data.gather import Slice, slices_of_range
-<<<<<<< HEAD
 from atoll.data.index import Index
-from atoll.data.predecessor import link
 from atoll.data.prepare import PrepareConfig, prepare
 from atoll.data.shards import ShardSet
-=======
->>>>>>> hops
 from atoll.data.sources import SourceConfig
 from atoll.data.space import LatentSpace, TextSpace
 from atoll.models.autoencoders import Pixels

@@ -20,24 +20,29 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, find, only_one
 from atoll.data.index import split_of
 from atoll.data.prepare import prepare
-from atoll.data.shards import ShardSet
+from atoll.data.shards import ResidentSamples
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
+from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, read_order
-from atoll.islands.train import draw, train
+from atoll.islands.train import expert_learner, shards_of, train
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
 from atoll.process import Kind
+from atoll.training.loop import Progress
+from atoll.training.resources import Resources
 from atoll.training.stopping import StopRequested
 from image_forms import CONFIG, folder, pictures
 from runs import ATOLL, atoll
+
+CPU = Resources(device="cpu")
 
 
 @pytest.fixture(scope="module")
 def unbroken(planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The expert of order 00, trained without a break."""
-    return train(planned / "orders" / "00.json", tmp_path_factory.mktemp("unbroken") / "expert", device="cpu")
+    return train(planned / "orders" / "00.json", tmp_path_factory.mktemp("unbroken") / "expert", resources=CPU)
 
 
 def test_leaves_an_expert_that_can_be_loaded_and_asked(planned: Path, unbroken: Artifact) -> None:
@@ -59,7 +64,7 @@ def test_it_learns(unbroken: Artifact) -> None:
 
 
 def test_the_same_order_gives_the_same_digest(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
-    again = train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu")
+    again = train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU)
     assert again.digest == unbroken.digest
 
 
@@ -101,32 +106,32 @@ def test_sigterm_saves_and_the_same_command_goes_on(planned: Path, unbroken: Art
     assert process.returncode == 143
     assert "stopped and saved after" in errors
     assert list((tmp_path / "expert" / "state").glob("*.safetensors"))
-    assert train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu").digest == unbroken.digest
+    assert train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU).digest == unbroken.digest
 
 
 def test_a_stop_in_the_middle_resumes_bit_for_bit_in_process(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
-    def stop_at_half(images: int, total: int) -> None:
-        if images == total // 2:
+    def stop_at_half(now: Progress) -> None:
+        if now.images == now.total // 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(StopRequested):
-        train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu", on_progress=stop_at_half)
-    assert train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu").digest == unbroken.digest
+        train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU, watch=stop_at_half)
+    assert train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU).digest == unbroken.digest
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     planned: Path, unbroken: Artifact, tmp_path: Path
 ) -> None:
-    def stop_late(images: int, total: int) -> None:
-        if images == total * 3 // 4:
+    def stop_late(now: Progress) -> None:
+        if now.images == now.total * 3 // 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
     order = planned / "orders" / "00.json"
     with pytest.raises(StopRequested):
-        train(order, tmp_path / "expert", device="cpu", checkpoint_seconds=0, on_progress=stop_late)
+        train(order, tmp_path / "expert", resources=CPU, checkpoint_seconds=0, watch=stop_late)
     newest = max((tmp_path / "expert" / "state").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:100])
-    assert train(order, tmp_path / "expert", device="cpu").digest == unbroken.digest
+    assert train(order, tmp_path / "expert", resources=CPU).digest == unbroken.digest
 
 
 def changed_order(planned: Path, folder: Path, **training: object) -> Path:
@@ -142,19 +147,20 @@ def changed_order(planned: Path, folder: Path, **training: object) -> Path:
 
 def test_a_micro_batch_changes_memory_and_not_the_result(planned: Path, tmp_path: Path) -> None:
     experts = []
+    order = changed_order(planned, tmp_path / "run", images=160)
     for size in (None, 8):
-        order = changed_order(planned, tmp_path / f"run-{size}", images=160, micro_batch=size)
-        experts.append(load_expert(train(order, tmp_path / f"expert-{size}", device="cpu").store))
+        resources = Resources(device="cpu", settings={"micro_batch": size})
+        experts.append(load_expert(train(order, tmp_path / f"expert-{size}", resources=resources).store))
     for whole, cut in zip(experts[0].network.parameters(), experts[1].network.parameters(), strict=True):
         torch.testing.assert_close(whole, cut, rtol=0, atol=1e-5)
 
 
 def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tmp_path: Path) -> None:
-    def stop_at_once(images: int, total: int) -> None:
+    def stop_at_once(now: Progress) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(StopRequested):
-        train(planned / "orders" / "00.json", tmp_path / "expert", device="cpu", on_progress=stop_at_once)
+        train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU, watch=stop_at_once)
     other = changed_order(planned, tmp_path / "run", learning_rate=0.5)
     process = atoll("train", other, "--out", tmp_path / "expert", check=False)
     assert process.returncode == 2
@@ -164,8 +170,8 @@ def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tm
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(planned: Path, tmp_path: Path) -> None:
     order = changed_order(planned, tmp_path / "run", learning_rate=1e30, gradient_clip=None, warmup_images=0)
-    with pytest.raises(UserError, match=r"nothing was updated: lower training\.learning_rate"):
-        train(order, tmp_path / "expert", device="cpu")
+    with pytest.raises(UserError, match=r"nothing was updated by them: lower training\.learning_rate"):
+        train(order, tmp_path / "expert", resources=CPU)
     assert find(tmp_path / "expert") is None
 
 
@@ -232,38 +238,51 @@ exec {sys.executable} -m atoll train {island.order} --out {island.expert} --quie
     assert find(planned / "partition") is not None, "the run was hidden only inside the namespace"
 
 
+def learner_of(planned: Path, order_name: str = "00") -> ExpertLearner:
+    order, run = read_order(planned / "orders" / f"{order_name}.json")
+    shards = {split: shards_of(order, run, split) for split in ("train", "validation")}
+    return expert_learner(order, shards, None, "cpu")
+
+
 def test_batches_are_a_pure_function_of_seed_and_images_seen(planned: Path) -> None:
-    order, run = read_order(planned / "orders" / "00.json")
-    shards = ShardSet([run.path / ref.path for ref in order.shards if ref.split == "train"])
-    first, again, other = (draw(order, shards, images, 32) for images in (64, 64, 96))
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[2], again[2])
-    assert torch.equal(first[3], again[3])
-    assert not torch.equal(first[2], other[2])
-    assert not torch.equal(first[0], other[0])
+    learner = learner_of(planned)
+    first, again, other = (learner.draw(images, 32, slice(0, 32)) for images in (64, 64, 96))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    assert not torch.equal(first["eps"], other["eps"])
+    assert not torch.equal(first["x0"], other["x0"])
+
+
+def test_parts_of_a_batch_are_the_batch(planned: Path) -> None:
+    """Whoever draws a part gets what whoever draws all of it has there: so a team of any size sees the same images."""
+    learner = learner_of(planned)
+    whole = learner.draw(64, 32, slice(0, 32))
+    parts = [learner.draw(64, 32, slice(start, end)) for start, end in ((0, 10), (10, 21), (21, 32))]
+    for name, value in whole.items():
+        assert torch.equal(value, torch.cat([part[name] for part in parts])), name
+
+
+def test_samples_on_a_device_are_those_in_the_shards(planned: Path) -> None:
+    learner = learner_of(planned)
+    here = learner.draw(64, 32, slice(0, 32))
+    there = replace(learner, samples=ResidentSamples(learner.samples, torch.device("cpu")))
+    sent = there.draw(64, 32, slice(0, 32))
+    assert "x0" not in sent, "what lies on the device does not travel"
+    latents, condition = there.samples.fetch(sent)
+    assert torch.equal(latents, here["x0"])
+    assert all(torch.equal(value, here[name]) for name, value in condition.tensors().items())
+    assert torch.equal(learner.loss(learner.network, here), there.loss(learner.network, sent))
 
 
 def test_times_are_stratified(planned: Path) -> None:
-    order, run = read_order(planned / "orders" / "00.json")
-    shards = ShardSet([run.path / ref.path for ref in order.shards if ref.split == "train"])
-    _, _, _, t = draw(order, shards, 0, 32)
-    uniform = order.objective.density.name == "uniform"
+    learner = learner_of(planned)
+    t = learner.draw(0, 32, slice(0, 32))["t"]
+    uniform = learner.order.objective.density.name == "uniform"
     counts = (
         torch.histc(t.float(), 32, 0, 1)
         if uniform
         else torch.histc(torch.special.ndtr(torch.logit(t)).float(), 32, 0, 1)
     )
     assert counts.max() <= 2  # one in each part; clamping to the band may move an edge
-
-
-def test_an_order_at_the_root_is_not_one_in_this_folder(
-    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "nowhere-else.json").write_bytes((planned / "orders" / "00.json").read_bytes())
-    monkeypatch.chdir(tmp_path)
-    assert read_order("nowhere-else.json")[0].name == "00"
-    with pytest.raises(UserError, match=r"^/nowhere-else\.json: no such order"):
-        read_order("/nowhere-else.json")
 
 
 def test_orders_are_heterogeneous(planned: Path) -> None:

@@ -66,7 +66,7 @@ def test_activations_are_what_autograd_keeps(config: DiTConfig) -> None:
 
 def test_checkpointing_keeps_one_input_per_block() -> None:
     cost = account(TEXT)
-    all_kept, none_kept = (cost.activation_bytes(4, checkpointed_blocks=n) for n in (0, TEXT.depth))
+    all_kept, none_kept = (cost.activation_bytes(4, recomputed_blocks=n) for n in (0, TEXT.depth))
     assert none_kept < all_kept
     assert cost.activation_bytes(8) == 2 * all_kept
 

@@ -260,12 +260,13 @@ def seal(
     config: Mapping[str, Any],
     parents: Mapping[str, str],
     licence: str | None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Make these files of a working folder an artifact: flush them, then write the manifest, last."""
     manifest = describe(folder, names, kind, config, parents, licence)
     for name in manifest.files:
         fsync_path(folder / name)
-    write_provenance(folder)
+    write_provenance(folder, provenance)
     write_atomic(folder / NAME, manifest.to_bytes())
     return Artifact(Store.at(folder), manifest)
 
@@ -294,9 +295,10 @@ def describe(
     return Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, licence=licence)
 
 
-def write_provenance(folder: Path) -> None:
-    """When and where the work was done: useful to people, and so never part of a digest."""
+def write_provenance(folder: Path, more: Mapping[str, Any] | None = None) -> None:
+    """When, where and how (`more`) the work was done: useful to people, and so never part of a digest."""
     record = {
+        **(more or {}),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node(),
         "machine": platform.machine(),

@@ -117,7 +117,7 @@ def _as_dict(config: DiTConfig, cost: Cost, micro_batches: list[int]) -> dict[st
             {
                 "micro_batch": size,
                 "kept": cost.activation_bytes(size),
-                "checkpointed": cost.activation_bytes(size, checkpointed_blocks=cost.depth),
+                "checkpointed": cost.activation_bytes(size, recomputed_blocks=cost.depth),
             }
             for size in micro_batches
         ],
@@ -140,7 +140,7 @@ def _print(architecture: str, config: DiTConfig, cost: Cost, micro_batches: list
     for heading in ("micro-batch", "kept", "every block checkpointed", "total, kept", "total, checkpointed"):
         memory.add_column(heading, justify="right")
     for size in micro_batches:
-        kept, saved = cost.activation_bytes(size), cost.activation_bytes(size, checkpointed_blocks=cost.depth)
+        kept, saved = cost.activation_bytes(size), cost.activation_bytes(size, recomputed_blocks=cost.depth)
         totals = (_gib(cost.fixed_bytes + kept), _gib(cost.fixed_bytes + saved))
         memory.add_row(str(size), _gib(kept), _gib(saved), *totals)
     console.print(memory)

@@ -11,7 +11,7 @@ from ..artifacts import find
 from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
-from ..training.device import named_or_best
+from ..training.execution import named_or_best
 from .bars import bars
 from .settings import read_settings
 

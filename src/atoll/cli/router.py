@@ -10,8 +10,10 @@ from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.file import find_ensemble, register_router
 from ..router.recipes import router_plan
 from ..router.train import train_router
-from .bars import bars, console
+from ..training.resources import Resources, parse_memory
+from .bars import console
 from .settings import read_settings
+from .watching import watching
 
 
 def router(
@@ -21,7 +23,12 @@ def router(
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
     overrides: Annotated[list[str], typer.Option("--set", help="Change a setting: training.images=200000")] = [],  # noqa: B006
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Save the state this often")] = 60.0,
+    memory: Annotated[
+        str | None, typer.Option(help="Stay within this much of a GPU's memory, such as 24GB [default: what is free]")
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float | None, typer.Option(help="Save the state this often [default: a minute, longer for large networks]")
+    ] = None,
 ) -> None:
     """Train a router for the run's partition. It needs no expert, so it can be trained before they come back.
 
@@ -40,15 +47,15 @@ def router(
     if not folder.is_local:
         raise UserError(f"--out: a router is trained in a local folder; give one with --out and copy it to {run}")
     there = find(folder) is not None
-    with bars() as bar:
+    with watching("the router", quiet=there) as watch:
         artifact = train_router(
             data,
             partition,
             folder.path,
             plan,
-            device=device,
+            resources=Resources(device, None if memory is None else parse_memory(memory)),
             checkpoint_seconds=checkpoint_seconds,
-            on_progress=lambda images, total: bar("training the router", images, total),
+            watch=watch,
         )
     console.print(f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{folder}[/bold]")
     if not blind and folder.parent == place and find_ensemble(place) is not None:

@@ -27,11 +27,7 @@ def read_settings(
     """
     changes = [] if file is None else [read_toml(file)]
     changes += [nested(name, value) for name, value in (flags or {}).items() if value is not None]
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set {override}: write it as name=value, such as --set training.batch=32")
-        changes.append(nested(name, parse_value(text)))
+    changes.append(parse_overrides(overrides))
     values = defaults.model_dump()
     for change in changes:
         values = merge(values, change)
@@ -41,6 +37,17 @@ def read_settings(
         return type(defaults).model_validate(values)
     except ValidationError as error:
         raise UserError(f"settings: {explain(error)}; correct it in the file or with --set") from error
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """`a.b=c` texts as one nested table."""
+    values: dict[str, Any] = {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {override}: write it as name=value, such as --set training.batch=32")
+        values = merge(values, nested(name, parse_value(text)))
+    return values
 
 
 def read_toml(path: Path) -> dict[str, Any]:

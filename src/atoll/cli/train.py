@@ -11,7 +11,10 @@ import typer
 
 from ..artifacts import UserError, find
 from ..islands import train as island
-from .bars import bars, console
+from ..training.resources import Resources, parse_memory
+from .bars import console
+from .settings import parse_overrides
+from .watching import watching
 
 
 def train(
@@ -20,41 +23,56 @@ def train(
     data: Annotated[str | None, typer.Option(help="Folder with the shards, if not the order's own run")] = None,
     start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Save the state this often")] = 60.0,
+    memory: Annotated[
+        str | None, typer.Option(help="Stay within this much of a GPU's memory, such as 24GB [default: what is free]")
+    ] = None,
+    overrides: Annotated[
+        list[str], typer.Option("--set", help="How to compute: micro_batch=16, precision=float32, compiling=none, ...")
+    ] = [],  # noqa: B006
+    checkpoint_seconds: Annotated[
+        float | None, typer.Option(help="Save the state this often [default: a minute, longer for large networks]")
+    ] = None,
+    tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
     tethered: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes")] = False,
 ) -> None:
     """Train the expert that one work order asks for. Run it again to go on after a stop of any kind.
 
+    On a GPU it chooses by itself how to make the best of the memory, and says what it chose; --memory and --set
+    change that without a new order. Under torchrun several GPUs train one expert together.
+
     Examples:
 
       atoll train orders/03.json --out my-expert
 
-      atoll train 03.json --data ~/cluster-03 --out my-expert --device cuda:1
+      atoll train 03.json --data ~/cluster-03 --out my-expert --device cuda:1 --memory 20GB
 
-      atoll train 03.json --start converted-dit --out my-expert
+      atoll train 03.json --start converted-dit --out my-expert --set precision=float32
+
+      torchrun --standalone --nproc-per-node 4 -m atoll train 03.json --out my-expert
     """
     folder = Path(out)
     if "://" in out or folder.is_file():
         raise UserError(f"--out {out}: give a local folder; send the finished one where it belongs")
     if tethered:
         threading.Thread(target=_end_with_parent, daemon=True).start()
-    if find(folder) is not None:
-        island.train(order, folder, data=data, start=start)  # checks that it is this order's
-        if not quiet:
-            console.print(f"already there: [bold]{out}[/bold]")
-        return
-    with bars(quiet=quiet) as bar:
+    there = find(folder) is not None
+    limit = None if memory is None else parse_memory(memory)
+    with watching("training", quiet=quiet or there, tensorboard=tensorboard) as watch:
         artifact = island.train(
             order,
             folder,
             data=data,
             start=start,
-            device=device,
+            resources=Resources(device, limit, parse_overrides(overrides)),
             checkpoint_seconds=checkpoint_seconds,
-            on_progress=lambda images, total: bar("training", images, total),
+            watch=watch,
         )
-    if not quiet:
+    if quiet or artifact is None:
+        return
+    if there:
+        console.print(f"already there: [bold]{out}[/bold]")
+    else:
         console.print(f"expert {artifact.digest[:12]} in [bold]{out}[/bold]: send this folder back (not its state/)")
 
 

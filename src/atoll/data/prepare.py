@@ -16,11 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import STATE, Artifact, Draft, Store, UserError, canonical_json
 from ..models.autoencoders import load_autoencoder
-<<<<<<< HEAD
-from ..models.feature_extractors import best_extractor, load_extractor
-=======
-from ..partition.features import best_extractor, extractor_id
->>>>>>> hops
+from ..models.feature_extractors import best_extractor, extractor_id
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local

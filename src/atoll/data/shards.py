@@ -122,11 +122,11 @@ class ShardSet:
 
     Rows are int64 [n], counted through all shards. Tensors come back on the CPU, copied out of the map.
     `text` is needed only where captions are stored as text, to be embedded here and now, on `text_device`, where the
-    embeddings stay.
+    embeddings stay; it may be set until the first batch.
     """
 
     def __init__(self, paths: Sequence[Path], text: TextSpace | None = None, text_device: str = "cpu") -> None:
-        self._space, self._text_device = text, text_device
+        self._space, self.text_device = text, text_device
         self._shards = [read_shard(Path(path)) for path in paths]
         for path, shard in zip(paths, self._shards, strict=True):
             check_shard(path, shard)
@@ -228,7 +228,7 @@ class ShardSet:
     def _encoder(self) -> TextEncoder:
         if self._space is None:
             raise UserError("these shards hold captions as text (--text online); pass the text space of the data")
-        return text_encoder(self._space, self._text_device)
+        return text_encoder(self._space, self.text_device)
 
     def _gather(self, name: str, rows: Tensor) -> Tensor:
         def pick(shard: dict[str, Tensor], local: Tensor, _: Tensor) -> dict[str, Tensor]:

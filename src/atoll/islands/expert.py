@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..artifacts import Artifact, Store
 from ..data.space import LatentSpace, TextSpace
@@ -58,7 +58,7 @@ class Expert:
         return bridged(self.network, self.card, onto)
 
 
-def bridged(network: DiT, card: ExpertCard, onto: Schedule) -> Bridge:
+def bridged(network: nn.Module, card: ExpertCard, onto: Schedule) -> Bridge:
     denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
     return Bridge(denoiser, onto=onto, limit=card.bridge_limit)
 
@@ -70,11 +70,22 @@ def write_expert(
     metrics: Sequence[Mapping[str, Any]],
     parents: Mapping[str, str],
     extra: Mapping[str, bytes] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Write the files of an expert, and `extra` ones such as a conversion's report, into `folder` and seal it."""
     texts = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n", **(extra or {})}
     config = card.model_dump(mode="json")
-    return write_result(folder, KIND, weights, texts, metrics, config=config, parents=parents, licence=card.licence)
+    return write_result(
+        folder,
+        KIND,
+        weights,
+        texts,
+        metrics,
+        config=config,
+        parents=parents,
+        licence=card.licence,
+        provenance=provenance,
+    )
 
 
 def read_expert_card(artifact: Artifact) -> ExpertCard:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from ..data.shards import ResidentSamples, ShardSet
 from ..data.stream import sample_order
 from ..models.dit import DiT
 from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser
+from ..training.execution import Execution
 from ..training.packing import Batch
 from ..training.seeds import generator
 from .expert import ExpertCard
@@ -61,20 +62,18 @@ class ExpertLearner:
         answer = as_learned(network, self.card, self.order)(at.noisy(x0, batch["eps"]), batch["t"], condition)
         return at.loss(answer.value, x0, batch["eps"])
 
-    def measure(self, network: nn.Module) -> dict[str, float]:
+    def measure(self, execution: Execution) -> dict[str, float]:
         """The yardstick on the cluster's validation samples, if it has any."""
-        return {} if self.validation is None else {"yardstick": self.validation.measure(network, self.card)}
+        if self.validation is None:
+            return {}
+        return {"yardstick": self.validation.measure(self.network, self.card, execution)}
 
-    def finished_card(self) -> ExpertCard:
+    def finished_card(self, execution: Execution) -> ExpertCard:
         """The card of the expert this network has become: its bridge's limit is measured now."""
         if self.validation is None:
             return self.card
-        return self.card.model_copy(update={"bridge_limit": self.validation.best_limit(self.network, self.card)})
-
-    def resident(self, device: torch.device) -> ExpertLearner:
-        """The same learner with its samples in the device's memory."""
-        assert isinstance(self.samples, ShardSet)
-        return replace(self, samples=ResidentSamples(self.samples, device))
+        limit = self.validation.best_limit(self.network, self.card, execution)
+        return self.card.model_copy(update={"bridge_limit": limit})
 
 
 def as_learned(network: nn.Module, card: ExpertCard, order: Order) -> Denoiser:

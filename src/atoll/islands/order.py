@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +39,7 @@ class Acceptance(BaseModel):
 
 class Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="such as 03")
     cluster: int | None = Field(None, ge=0, description="None: all of the data, for a monolith")
     clusters: int = Field(gt=0, description="how many the partition has")
@@ -71,7 +72,9 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
     folder, slash, name = str(place).rpartition("/")
     store = Store.at(folder or slash or ".")  # 03.json lies in ".", /03.json in "/"
     try:
-        order = Order.model_validate_json(store.read(name))
+        content = store.read(name)
+        refuse_old(content, place)
+        order = Order.model_validate_json(content)
     except FileNotFoundError as error:
         raise UserError(f"{place}: no such order; `atoll plan` writes them") from error
     except (IsADirectoryError, NotADirectoryError) as error:
@@ -79,3 +82,16 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
     except ValidationError as error:
         raise UserError(f"{place}: not a valid order ({explain(error)}); get it again") from error
     return order, store.parent
+
+
+def refuse_old(content: bytes, place: str | Path) -> None:
+    """Orders of the first version said how to compute, too; they are not read any more."""
+    try:
+        version = json.loads(content).get("schema_version")
+    except (ValueError, AttributeError):
+        return  # not JSON, or not a table: whoever validates it says what is wrong
+    if version == 1:
+        raise UserError(
+            f"{place}: an order of version 1, which also fixed micro-batch, precision and threads; "
+            "run `atoll plan` again with this version and use the new orders"
+        )

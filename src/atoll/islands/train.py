@@ -1,32 +1,32 @@
-"""The expert loop: one order in, one expert out, nothing else seen and nobody talked to."""
+"""An island: one order in, one expert out, nothing else seen and nobody talked to."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, verify_file
-from ..data.shards import ShardSet
-from ..data.stream import sample_order
+from ..data.shards import ResidentSamples, ShardSet
+from ..models.accounting import account
 from ..models.dit import DiT
-from ..process import Condition
-from ..training.average import WeightAverage
-from ..training.checkpoint import Checkpoints, TrainingState
-from ..training.device import autocast, open_device
-from ..training.optimizer import adamw
-from ..training.seeds import generator, seed_from
-from ..training.step import micro_batches, report_due, take_step
-from ..training.stopping import StopSignal
-from .expert import KIND, write_expert
+from ..training.checkpoints import saved_execution
+from ..training.execution import open_device
+from ..training.loop import Progress, Watch, averaged, fit
+from ..training.resources import Resources
+from ..training.seeds import seed_from
+from ..training.team import leads_its_team
+from .expert import KIND, Expert, write_expert
+from .learning import ExpertLearner
 from .order import Order, read_order
-from .start import card_for, learner, read_start
+from .start import card_for, read_start
 from .validation import Validation
+
+LOG_SECONDS = 10.0
 
 
 def train(
@@ -35,79 +35,74 @@ def train(
     *,
     data: str | Path | None = None,
     start: str | Path | None = None,
-    device: str | None = None,
-    checkpoint_seconds: float = 60.0,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Artifact:
+    resources: Resources = Resources(),
+    checkpoint_seconds: float | None = None,
+    watch: Watch | None = None,
+) -> Artifact | None:
     """Train the expert an order asks for and leave it in `out`.
 
     Shards lie at their path relative to the run the order belongs to, or below `data`. With `start` the weights of
     that expert are trained on instead of random ones. Work in progress is in `out/state/`; the same call goes on from
-    there, bit for bit on a CPU, after any kind of death.
-    `on_progress(images, total)` is called after every step.
+    there, bit for bit on a CPU, after any kind of death. How it is computed follows from `resources`, or is as before.
+    `watch` is called after every step. Of several processes that train together all but the first return None.
     """
     order, run = read_order(order_place)
-    plan = order.training
     grown_from = None if start is None else read_start(start, order)
     parents = {"order": order.digest()} | ({} if grown_from is None else {"start": grown_from.digest})
     if (done := finished(out, parents)) is not None:
         return done
-    where = open_device(device, plan)
-
     root = run if data is None else Store.at(data)
     shards = {split: shards_of(order, root, split) for split in ("train", "validation")}
     if len(shards["train"]) == 0:
         raise UserError(f"{order_place}: the order's train shards hold no samples; partition again with fewer clusters")
-    validation = Validation.fixed(shards["validation"], plan)
 
-    torch.manual_seed(seed_from(plan.seed, "weights"))
-    network = DiT(order.architecture).to(where)
-    if grown_from is not None:
-        network.load_state_dict(grown_from.network.state_dict())
-    state = TrainingState(
-        module=network,
-        optimizer=adamw(network, plan.learning_rate, plan.betas, plan.weight_decay),
-        average=WeightAverage(network, plan.ema_images),
-    )
-    card = card_for(order, grown_from)
-    denoiser = learner(network, card, order)
-    log = Log(out / "log.jsonl")
-    with only_one(out / "state"), StopSignal() as stop:
+    state_folder = out / "state"
+    with only_one(state_folder) if leads_its_team() else nullcontext():
         if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
             return done
-        checkpoints = Checkpoints(out / "state", checkpoint_seconds)
-        checkpoints.begin(order.model_dump(mode="json") | {"parents": parents}, "order")
-        ledger = checkpoints.restore(state)
-        log.write(event="start", images=state.images, device=str(where))
-
-        while state.images < plan.images:
-            batch = min(plan.batch, plan.images - state.images)
-            x0, condition, eps, t = draw(order, shards["train"], state.images, batch)
-            loss = 0.0
-            for part in micro_batches(batch, plan.micro_batch):
-                x0_, eps_, t_ = (value[part].to(where) for value in (x0, eps, t))
-                with autocast(where, plan):
-                    answer = denoiser(order.objective.noisy(x0_, eps_, t_), t_, condition[part].to(where))
-                share = order.objective.loss(answer, x0_, eps_, t_).sum() / batch
-                share.backward()  # type: ignore[no-untyped-call]
-                loss += share.item()
-            take_step(state, plan, loss, batch)
-
-            ledger.add(loss)
-            if report_due(state.images, batch, plan.images):
-                measured = {} if validation is None else {"yardstick": validation.measure(state, card)}
-                ledger.report(state.images, measured)
-                log.write(event="report", images=state.images, total=plan.images)
-            if on_progress is not None:
-                on_progress(state.images, plan.images)
-            checkpoints.keep(state, ledger, stop)
-
-        if validation is not None:
-            card = card.model_copy(update={"bridge_limit": validation.best_limit(state, card)})
-        artifact = write_expert(out, state.averaged_weights(), card, ledger.rows, parents)
-        log.write(event="finished", images=state.images)
-        shutil.rmtree(out / "state", ignore_errors=True)
+        cost, training = account(order.architecture), order.training
+        choice = resources.choose(cost, training, shards["train"].nbytes(), saved_execution(state_folder))
+        log = Log(out / "log.jsonl", watch)
+        if choice.said is not None:
+            log(Progress(0, training.images, note=choice.said))
+        learner = expert_learner(order, shards, grown_from, choice.execution.device)
+        device = open_device(choice.execution)
+        if choice.execution.samples == "device":
+            learner.samples = ResidentSamples(shards["train"], device)
+        log.write(event="start", device=str(device))
+        fitted = fit(
+            learner,
+            training,
+            choice.execution,
+            state_folder,
+            identity=order.model_dump(mode="json") | {"parents": parents},
+            whose="order",
+            checkpoint_seconds=checkpoint_seconds,
+            watch=log,
+            smaller=choice.smaller,
+        )
+        if not fitted.leads:
+            return None
+        with averaged(fitted.state):
+            card = learner.finished_card(fitted.execution)
+        provenance = {"execution": fitted.execution.model_dump(), "device": device_name(device)}
+        weights = fitted.state.averaged_weights()
+        artifact = write_expert(out, weights, card, fitted.rows, parents, provenance=provenance)
+        log.write(event="finished", images=training.images)
+        shutil.rmtree(state_folder, ignore_errors=True)
     return artifact
+
+
+def expert_learner(order: Order, shards: dict[str, ShardSet], start: Expert | None, device: str) -> ExpertLearner:
+    """A fresh or borrowed network with the samples of its cluster; captions kept as text are embedded on `device`."""
+    for samples in shards.values():
+        samples.text_device = device
+    torch.manual_seed(seed_from(order.training.seed, "weights"))
+    network = DiT(order.architecture)
+    if start is not None:
+        network.load_state_dict(start.network.state_dict())
+    validation = Validation.fixed(shards["validation"], order.training.seed)
+    return ExpertLearner(order, card_for(order, start), network, shards["train"], validation)
 
 
 def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
@@ -137,30 +132,39 @@ def fetch(root: Store, path: str, sha256: str) -> Path:
     return found
 
 
-def draw(order: Order, samples: ShardSet, images: int, batch: int) -> tuple[Tensor, Condition, Tensor, Tensor]:
-    """The batch that follows `images` seen: x0 [B, C, H, W], condition, eps, t [B].
-
-    A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. Times are
-    stratified: one in each of B equal parts of the density, which lowers the variance of the loss.
-    """
-    seed = order.training.seed
-    rows = sample_order(len(samples), seed, images, batch)
-    numbers = generator(seed, "batch", images)
-    which_caption, strata, dropout = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
-    t = order.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)
-    x0 = samples.latents(rows)
-    eps = torch.randn(x0.shape, generator=numbers)
-    condition = samples.condition(rows, which_caption).drop(dropout < order.training.condition_dropout)
-    return x0, condition, eps, t
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 class Log:
-    """log.jsonl: what happened when. Never listed in a manifest, so it may hold times."""
+    """log.jsonl: what happened when, and how fast. Never listed in a manifest, so it may hold times."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, watch: Watch | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._watch = watch
+        self._written = 0.0
 
-    def write(self, **fields: str | int | float) -> None:
+    def write(self, **fields: str | int | float | None) -> None:
         with self._path.open("a") as stream:
             stream.write(json.dumps({"time": round(time.time(), 3), **fields}) + "\n")
+
+    def __call__(self, progress: Progress) -> None:
+        """Called after every step: written down now and then, and passed on to whoever watches."""
+        now = time.monotonic()
+        if progress.note is not None:
+            self.write(event="note", note=progress.note)
+        elif now - self._written >= LOG_SECONDS or progress.images == progress.total:
+            self._written = now
+            rate = None if progress.rate is None else round(progress.rate, 1)
+            self.write(
+                event="progress",
+                images=progress.images,
+                total=progress.total,
+                loss=progress.loss,
+                yardstick=progress.yardstick,
+                images_per_s=rate,
+                skipped=progress.skipped,
+            )
+        if self._watch is not None:
+            self._watch(progress)

@@ -27,11 +27,9 @@ class Validation:
     eps: Tensor
     t: Tensor
     condition: Condition
-    execution: Execution
-    batch: int  # most images at a time, unless the execution's micro-batch is smaller
 
     @staticmethod
-    def fixed(samples: ShardSet, seed: int, execution: Execution, batch: int) -> Validation | None:
+    def fixed(samples: ShardSet, seed: int) -> Validation | None:
         """The triples of this cluster; None where it has no validation samples."""
         if len(samples) == 0:
             return None
@@ -40,13 +38,13 @@ class Validation:
         x0 = samples.latents(rows)
         eps = torch.randn(x0.shape, generator=generator(seed, "validation"))
         condition = samples.condition(rows, torch.zeros(len(rows)))
-        return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition, execution, batch)
+        return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition)
 
-    def measure(self, network: nn.Module, card: ExpertCard) -> float:
+    def measure(self, network: nn.Module, card: ExpertCard, execution: Execution) -> float:
         """The yardstick of process/objective.py, mean over all triples."""
-        return self._error(network, card, self.t)
+        return self._error(network, card, execution, self.t)
 
-    def best_limit(self, network: nn.Module, card: ExpertCard) -> float | None:
+    def best_limit(self, network: nn.Module, card: ExpertCard, execution: Execution) -> float | None:
         """The bridge's limit that gives the smallest yardstick where limits matter, at times near noise.
 
         Only a kind proportional to eps is limited. How far such an expert can be trusted towards t = 1 depends on
@@ -56,20 +54,20 @@ class Validation:
             return card.bridge_limit
         noisy_end = 0.6 + 0.4 * self.t
         errors = {
-            limit: self._error(network, card.model_copy(update={"bridge_limit": limit}), noisy_end) for limit in LIMITS
+            limit: self._error(network, card.model_copy(update={"bridge_limit": limit}), execution, noisy_end)
+            for limit in LIMITS
         }
         return min(errors, key=lambda limit: errors[limit])
 
     @torch.no_grad()
-    def _error(self, network: nn.Module, card: ExpertCard, t: Tensor) -> float:
+    def _error(self, network: nn.Module, card: ExpertCard, execution: Execution, t: Tensor) -> float:
         """In parts of a micro-batch, so that it needs less memory than a training step."""
         device = next(network.parameters()).device
         denoiser = bridged(network, card, LinearFlow())
         total = 0.0
-        for part in micro_batches(len(t), self.execution.micro_batch or self.batch):
+        for part in micro_batches(len(t), execution.micro_batch or MOST_SAMPLES):
             condition = self.condition[part].to(device)
             x0, eps = (value[part].to(device) for value in (self.x0, self.eps))
-            with autocast(self.execution):
+            with autocast(execution):
                 total += velocity_error(denoiser, x0, eps, widen(t[part], device), condition).sum().item()
         return total / len(t)
-

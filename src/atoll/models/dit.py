@@ -142,9 +142,7 @@ class DiT(nn.Module):
         return h.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * p, columns * p)
 
 
-def run_blocks(
-    blocks: nn.ModuleList, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None
-) -> Tensor:
+def run_blocks(blocks: nn.ModuleList, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
     """Through all blocks."""
     for block in blocks:
         h = block(h, signal, text, mask)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..artifacts import UserError
 from ..islands.order import Acceptance
 from ..process import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Uniform
-from ..training.plan import Training
+from ..training.recipe import Training
 
 # HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure
 OBJECTIVES: Mapping[str, Objective] = {
@@ -70,7 +70,6 @@ def small() -> PlanConfig:
             learning_rate=2e-4,
             warmup_images=128_000,
             ema_images=900_000,
-            precision="bfloat16",
             seed=0,
         ),
     )
@@ -85,7 +84,6 @@ def paper() -> PlanConfig:
             batch=32,
             learning_rate=1e-4,
             ema_images=222_000,  # 32 images x ln 2 / -ln 0.9999 steps
-            precision="bfloat16",
             seed=0,
         ),
     )

@@ -21,7 +21,7 @@ from .objective import (
     squared_error,
     velocity_error,
 )
-from .prediction import Kind, Prediction, carries_only_noise, coefficients, combine, convert, pair, x0_gain
+from .prediction import Kind, Prediction, carries_only_noise, coefficients, combine, convert, mix, pair, x0_gain
 from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "convert",
     "fixed_times",
     "guide",
+    "mix",
     "noisy",
     "pair",
     "per_sample",

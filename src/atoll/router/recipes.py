@@ -6,7 +6,7 @@ from ..artifacts import Artifact
 from ..models.router import RouterConfig
 from ..planning.recipes import Network
 from ..planning.stage import architecture
-from ..training.plan import Training
+from ..training.recipe import Training
 from ..training.seeds import seed_from
 from .train import RouterPlan
 
@@ -32,7 +32,6 @@ IMAGES = (
         learning_rate=1e-4,
         warmup_images=64_000,
         ema_images=90_000,
-        precision="bfloat16",
         seed=0,
     ),
 )

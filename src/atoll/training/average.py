@@ -20,7 +20,7 @@ def one_buffer(module: nn.Module) -> Tensor:
     parameters = list(module.parameters())
     sizes = [-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters]
     buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=parameters[0].device)
-    for parameter, room in zip(parameters, buffer.split(sizes), strict=True):
+    for parameter, room in zip(parameters, torch.split(buffer, sizes), strict=True):
         view = room[: parameter.numel()].view_as(parameter)
         view.copy_(parameter.detach())
         parameter.data = view

@@ -29,7 +29,7 @@ from ..artifacts.store import fsync_path
 from .execution import Execution
 from .packing import Layout
 from .state import TrainingState
-from .stopping import StopRequested, StopSignal
+from .stopping import StopRequested
 
 _NAME = re.compile(r"^(\d{12})\.safetensors$")
 _UNFINISHED = re.compile(r"^\.\d{12}\.writing$")
@@ -40,7 +40,7 @@ DISK_RATE = 16 * 2**20  # bytes a second: what a training may ask of a disk in t
 
 @dataclass
 class Ledger:
-    """The rows of metrics written so far: part of the state, so that a resumed run reports what an unbroken one does."""
+    """Rows of metrics so far: part of the state, so that a resumed run reports what an unbroken one does."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -86,9 +86,9 @@ class Checkpoints:
         """Seconds between checkpoints of `size` bytes: a minute, or longer where that would wear out a disk."""
         return self._seconds if self._seconds is not None else max(SHORTEST_INTERVAL, size / DISK_RATE)
 
-    def keep(self, state: TrainingState, ledger: Ledger, stop: StopSignal) -> None:
+    def keep(self, state: TrainingState, ledger: Ledger, stopping: bool) -> None:
         """Called after every step: begin to save when it is time, or save and leave when told to stop."""
-        if stop.requested:
+        if stopping:
             self.save(state, ledger)
             self.finish()
             raise StopRequested(f"stopped and saved after {state.images:,} images; run the same command to go on")
@@ -98,7 +98,7 @@ class Checkpoints:
             self.save(state, ledger)
 
     def prepare(self, state: TrainingState) -> None:
-        """Take the host memory that copies of this state need, before the first is due: pinning gigabytes takes time."""
+        """Take the host memory that copies of this state need: pinning gigabytes takes time."""
         layout = Layout.of(state.tensors())
         if self._host is None or self._host[0] != layout:
             self.finish()

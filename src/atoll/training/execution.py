@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import UserError
+from .team import placed_on
 
 
 class Execution(BaseModel):
@@ -44,7 +45,7 @@ def named_or_best(name: str | None) -> str:
 def open_device(execution: Execution) -> torch.device:
     """The device of an execution, ready to use; on a CPU with its number of threads."""
     try:
-        device = torch.device(execution.device)
+        device = torch.device(placed_on(execution.device))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from .packing import Batch
 from .recipe import Training
 from .state import Counts, TrainingState
 from .step import FORGETTING, RATE, Learner, Step, eager
-from .stopping import StopSignal
+from .stopping import StopRequested, StopSignal
 from .team import Team, gathered
 
 REPORTS = 40  # rows of metrics in a run
 MOST_SKIPPED = 5  # steps in a row that were not finite before a run is given up
 GLANCE_SECONDS = 0.5
+AGREE_EVERY = 8  # steps; several processes stop at the same one, or some would wait for ever
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,16 @@ class Progress:
         return (self.total - self.images) / self.rate if self.rate else None
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit` leaves: the state at the end of the budget, rows of metrics, and how it was computed last."""
+
+    state: TrainingState
+    rows: list[dict[str, Any]]
+    execution: Execution
+    leads: bool  # False in all but the first of several processes that trained together
+
+
 Watch = Callable[[Progress], None]
 Smaller = Callable[[Execution], Execution | None]  # the next execution that needs less memory; None: there is none
 
@@ -62,14 +74,13 @@ def fit(
     checkpoint_seconds: float | None = None,
     watch: Watch | None = None,
     smaller: Smaller = lambda _: None,
-) -> tuple[TrainingState, Ledger, Execution, Team]:
-    """Train `learner.network` by `training`, and return its final state, its metrics and how it was computed.
+) -> Fitted:
+    """Train `learner.network` by `training`; its final state, its metrics and how it was computed.
 
     Work in progress is in `folder`, under `identity`, which must not change; the same call goes on from there, bit for
     bit on a CPU, after any kind of death. Out of memory, it goes on with the next `smaller` execution and says so.
     """
     device = open_device(execution)
-    torch.manual_seed(0)  # nothing below draws from it; whoever forgets that gets the same numbers every time
     learner.network.to(device)
     watch = watch or (lambda _: None)
     with gathered(device) as team, StopSignal() as stop, Checkpoints(folder, checkpoint_seconds) as checkpoints:
@@ -95,7 +106,7 @@ def fit(
                 state, ledger = rebuilt(learner, training, execution, state, ledger, checkpoints)
                 save_execution(folder, execution)
         state.average.settle()
-        return state, ledger, execution, team
+        return Fitted(state, ledger.rows, execution, team.leads)
 
 
 def run(
@@ -130,10 +141,14 @@ def run(
         size = min(training.batch, training.images - number * training.batch)
         step(batch, size)
         state.images += size
+        stopping = stop.requested if team.size == 1 else number % AGREE_EVERY == 0 and team.any(stop.requested)
 
         if report_due(state.images, size, training.images):
             seen = state.meters.read()
-            measured = measure(learner, state) if team.leads else {}
+            measured = {}
+            if team.leads:
+                with averaged(state):
+                    measured = learner.measure(execution)
             yardstick = measured.get("yardstick", yardstick)
             ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
             state.meters.begin_row()
@@ -144,13 +159,16 @@ def run(
             loss = None if seen is None else seen.loss
             skipped = 0 if seen is None else seen.skipped
             watch(Progress(state.images, training.images, clock.rate(state.images), loss, yardstick, skipped))
-            checkpoints.keep(state, ledger, stop)
+            checkpoints.keep(state, ledger, stopping)
+        elif stopping:
+            raise StopRequested("stopped together with the first process, which saved")
 
 
-def measure(learner: Learner, state: TrainingState) -> dict[str, float]:
-    """The learner's numbers for the averaged weights, which are lent to the network meanwhile."""
+@contextmanager
+def averaged(state: TrainingState) -> Iterator[None]:
+    """While inside, the network has the averaged weights, runs eagerly on any shape and keeps no gradients."""
     with state.average.lent(), eager(), torch.no_grad():
-        return learner.measure(state.network)
+        yield
 
 
 def give_up_if_lost(seen: Counts | None, images: int) -> None:
@@ -170,7 +188,7 @@ def rebuilt(
     ledger: Ledger,
     checkpoints: Checkpoints,
 ) -> tuple[TrainingState, Ledger]:
-    """The same state under another execution, after memory ran out; from the last checkpoint if it ran out mid-update."""
+    """The same state under another execution, or the last checkpoint if memory ran out in the midst of an update."""
     state.optimizer.zero_grad(set_to_none=True)
     held = None if state.updating else {name: value.to("cpu", copy=True) for name, value in state.tensors().items()}
     images = state.images

@@ -116,7 +116,7 @@ def options(cost: Cost, machine: Gpu, batch: int, device: str, eight_bit: bool) 
 def fits(
     cost: Cost, machine: Gpu, batch: int, *, device: str = "cuda", samples: int = 0, eight_bit: bool | None = None
 ) -> list[Fit]:
-    """All executions that fit, the best first. `samples` bytes lie on the card too if a tenth of it is enough for them."""
+    """All executions that fit, the best first; `samples` bytes lie there too if a tenth of the card is enough."""
     eight_bit = find_spec("torchao") is not None if eight_bit is None else eight_bit
     resident = 0 < samples <= 0.1 * machine.memory * GIB
     found = []

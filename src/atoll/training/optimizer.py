@@ -104,7 +104,7 @@ class GuardedAdamW8bit(torch.optim.Optimizer):
         stored = {"step": self.count}
         for name, value in self.state[parameter].items():
             if is_quantised(value):
-                stored |= {f"{name}.codes": value.codes, f"{name}.scale": value.scale, f"{name}.map": value.qmap}  # type: ignore[attr-defined]
+                stored |= {f"{name}.codes": value.codes, f"{name}.scale": value.scale, f"{name}.map": value.qmap}
             else:
                 stored[name] = value
         return stored
@@ -113,8 +113,8 @@ class GuardedAdamW8bit(torch.optim.Optimizer):
         self.count.copy_(saved["step"])
         for name, value in self.state[parameter].items():
             if is_quantised(value) and f"{name}.codes" in saved:
-                value.codes.copy_(saved[f"{name}.codes"])  # type: ignore[attr-defined]
-                value.scale.copy_(saved[f"{name}.scale"])  # type: ignore[attr-defined]
+                value.codes.copy_(saved[f"{name}.codes"])
+                value.scale.copy_(saved[f"{name}.scale"])
             else:
                 value.copy_(moment_in_float32(saved, name).to(value.device))
 

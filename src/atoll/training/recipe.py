@@ -1,4 +1,4 @@
-"""How long and how hard to train, whatever is trained: what decides the result. How it is computed is execution.py's."""
+"""How long and how hard to train, whatever is trained. How that is computed is in execution.py."""
 
 from __future__ import annotations
 

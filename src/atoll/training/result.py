@@ -37,6 +37,7 @@ def write_result(
     config: Mapping[str, Any],
     parents: Mapping[str, str],
     licence: str | None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Write model.safetensors (float32), metrics.jsonl and `texts` into `folder`, and seal it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,9 @@ def write_result(
         files = {**texts, "metrics.jsonl": lines.encode()}
         for name, content in files.items():
             write_atomic(folder / name, content)
-        return seal(folder, [WEIGHTS, *files], kind, config=config, parents=parents, licence=licence)
+        return seal(
+            folder, [WEIGHTS, *files], kind, config=config, parents=parents, licence=licence, provenance=provenance
+        )
     except (OSError, SafetensorError) as error:
         raise_if_disk_full(error, str(folder))
         raise

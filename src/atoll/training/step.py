@@ -7,7 +7,7 @@ running them, as one CUDA graph that is recorded once and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
@@ -28,7 +28,10 @@ EAGER_STEPS = 3  # before a graph is recorded: kernels are compiled and workspac
 class Learner(Protocol):
     """What is learned. Whatever is random is a pure function of the images seen before."""
 
-    network: nn.Module  # its repeated part is in `blocks`, each with a switch `recompute`
+    @property
+    def network(self) -> nn.Module:
+        """The network on its device; its repeated part is in `blocks`, each with a switch `recompute`."""
+        ...
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
         """Rows `part` of the batch of `batch` images that follows `images` seen; tensors, most on the CPU."""
@@ -38,8 +41,8 @@ class Learner(Protocol):
         """Loss per sample [B] of the network, or what wraps it, on a batch that is on its device."""
         ...
 
-    def measure(self, network: nn.Module) -> dict[str, float]:
-        """Numbers for the metrics, of the averaged weights."""
+    def measure(self, execution: Execution) -> dict[str, float]:
+        """Numbers for the metrics, of the network, which has the averaged weights meanwhile."""
         ...
 
 
@@ -73,18 +76,19 @@ class Step:
         for part in parts:
             piece = {name: value[part] if value.ndim else value for name, value in batch.items()}
             # compiled kernels are for one shape: whatever is left over runs eagerly
-            usual = part.stop - part.start == (self._execution.micro_batch or self._usual_rows)
+            usual = part.stop - part.start == self._usual_rows
             with team.no_exchange(self._network) if part is not parts[-1] else nullcontext(), eager(unless=usual):
                 with autocast(self._execution):
                     share = self._learner.loss(self._network, piece).sum() / images
-                (share * team.size).backward()  # the team's gradients are averaged, its losses summed
+                torch.autograd.backward(share * team.size)  # the team's gradients are averaged, its losses summed
             total += share.detach()
         self._update(team.sum(total), batch)
 
     @property
     def _usual_rows(self) -> int:
+        """Rows of a forward pass, but for what is left over at the end of a batch or of the budget."""
         part = self._team.part(self._training.batch)
-        return part.stop - part.start
+        return min(part.stop - part.start, self._execution.micro_batch or self._training.batch)
 
     def _update(self, loss: Tensor, batch: Batch) -> None:
         """Clip, check, update the weights and their average, and count; all of it on the device."""
@@ -108,7 +112,7 @@ class Step:
 class Graph:
     """A step as one CUDA graph: recorded after a few eager ones, then replayed on new numbers in the same memory."""
 
-    def __init__(self, compute: Step._compute) -> None:  # type: ignore[name-defined]
+    def __init__(self, compute: Callable[[Batch], None]) -> None:
         self._compute = compute
         self._stream = torch.cuda.Stream()
         self._static: Batch = {}
@@ -155,7 +159,7 @@ def arrange(network: nn.Module, execution: Execution) -> None:
     blocks = network.blocks
     assert isinstance(blocks, nn.ModuleList)
     for index, block in enumerate(blocks):
-        block.recompute = index < execution.recomputed_blocks
+        block.recompute = index < execution.recomputed_blocks  # type: ignore[assignment]
         block._compiled_call_impl = None
         if execution.compiling != "none":
             block.compile(fullgraph=True, dynamic=False)

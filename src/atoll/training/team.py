@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 4 -m atoll train orders/03.json --out my-expert
 
 Each takes its part of every batch, gradients are averaged by DistributedDataParallel, and the first process alone
-measures, saves and talks. A process that was not started by torchrun is a team of one, and nothing here costs it anything.
+measures, saves and talks. A process that was not started by torchrun is a team of one, and pays nothing.
 """
 
 from __future__ import annotations
@@ -51,10 +51,20 @@ class Team:
             distributed.all_reduce(value)
         return value
 
+    def any(self, here: bool) -> bool:
+        """Whether it is so for anybody in the team."""
+        flag = torch.tensor(float(here), device="cuda" if distributed.get_backend() == "nccl" else "cpu")
+        return bool(self.sum(flag) > 0)
+
     def wait(self) -> None:
         """Until all are here."""
         if self.size > 1:
             distributed.barrier()
+
+
+def leads_its_team() -> bool:
+    """Whether this process is the first of its team, or alone; known before the team is gathered."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def placed_on(device: str) -> str:

@@ -1,0 +1,96 @@
+"""What a training may use of this machine, and the execution that follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from ..artifacts import UserError, explain
+from ..models.accounting import Cost
+from .execution import Execution, named_or_best
+from .machines import Gpu, this_gpu
+from .memory import fits, next_smaller
+from .recipe import Training
+from .team import placed_on
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the user asks for; whatever is None or not there is chosen, or stays as it was."""
+
+    device: str | None = None
+    memory: float | None = None  # GiB of a GPU's memory to stay within; None: what is free
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Execution that are insisted on
+
+    @property
+    def asked(self) -> bool:
+        return self.device is not None or self.memory is not None or bool(self.settings)
+
+    def choose(self, cost: Cost, training: Training, samples: int, saved: Execution | None) -> Choice:
+        """The execution for a network of this cost; `samples` is the bytes of its data, `saved` what it had so far."""
+        if saved is not None and not self.asked and usable(saved.device):
+            return Choice(saved, cost, training, samples, said="as before")
+        device = named_or_best(self.device or (saved.device if saved is not None and usable(saved.device) else None))
+        kind = torch.device(device).type
+        if kind == "cuda" and usable(device):
+            machine = this_gpu(torch.device(placed_on(device)), self.memory)
+            found = fits(cost, machine, training.batch, device=device, samples=samples)
+            if not found:
+                raise UserError(
+                    f"--memory {machine.memory:.1f}GiB: nothing makes {cost.parameters / 1e6:,.0f}M weights fit; "
+                    "use a larger card, a smaller network, or --device cpu"
+                )
+            execution = self._insisted(found[0].execution)
+            said = found[0].sentence(machine.memory, training.images) if execution == found[0].execution else "as asked"
+            return Choice(execution, cost, training, samples, machine, said)
+        if self.memory is not None:
+            raise UserError(f"--memory: means a CUDA card's memory, and {device} is none; leave it out")
+        before = saved if saved is not None and torch.device(saved.device).type == kind else Execution(device=device)
+        execution = self._insisted(before.model_copy(update={"device": device}))
+        return Choice(execution, cost, training, samples)
+
+    def _insisted(self, execution: Execution) -> Execution:
+        try:
+            return Execution.model_validate({**execution.model_dump(), **self.settings})
+        except ValidationError as error:
+            known = ", ".join(Execution.model_fields)
+            raise UserError(f"--set: {explain(error)}; what can be set is {known}") from error
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An execution, why it was taken, and what to take after it if memory runs out."""
+
+    execution: Execution
+    cost: Cost
+    training: Training
+    samples: int
+    machine: Gpu | None = None
+    said: str | None = None
+
+    def smaller(self, now: Execution) -> Execution | None:
+        if torch.device(now.device).type != "cuda":
+            return None
+        machine = self.machine or this_gpu(torch.device(placed_on(now.device)))
+        return next_smaller(self.cost, machine, self.training.batch, now, self.samples)
+
+
+def usable(device: str) -> bool:
+    """Whether this machine has such a device."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.is_available()
+    return kind == "cpu" or (kind == "mps" and torch.backends.mps.is_available())
+
+
+def parse_memory(text: str) -> float:
+    """`24GB`, `24 GiB`, `24` or `12.5g` -> GiB. Makers' gigabytes of card memory are GiB, so both mean the same."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:gi?b?)?\s*", text, re.IGNORECASE)
+    if found is None or float(found[1]) <= 0:
+        raise UserError(f"--memory {text}: write it in gigabytes, such as 24GB")
+    return float(found[1])

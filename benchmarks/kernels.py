@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
+import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.models import dit, fused
@@ -43,11 +44,29 @@ SHAPES = [
 
 @dataclass(frozen=True)
 class Operator:
-    """A fused operator, the formula it stands for, and its inputs: a name, and "N" tokens or "1" vector or others."""
+    """A fused operator, the formula it stands for, and the kinds of its inputs."""
 
     fused: Callable[..., Any]
     plain: Callable[..., Any]
     inputs: tuple[str, ...]
+
+
+def plain_cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+    """As CrossAttention does it with torch: text padded to whole sixteens where there is a mask."""
+    if mask is not None:
+        missing = -mask.shape[1] % 16
+        kv, mask = F.pad(kv, (0, 0, 0, 0, 0, 0, 0, missing)), F.pad(mask, (0, missing))[:, None, None]
+    heads = q.shape[2]
+    (q,), (k, v) = dit.split_heads(q.flatten(2), 1, heads), dit.split_heads(kv.flatten(2), 2, heads)
+    return plain_attention(q, k, v, mask)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    if q.dtype == torch.float64:  # written out: the truth owes nothing to torch's kernels
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        return dit.join_heads(scores.softmax(-1) @ v)
+    return dit.join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 OPERATORS = {
@@ -71,7 +90,23 @@ OPERATORS = {
         dit.gated_add,
         ("tokens", "vector", "tokens"),
     ),
+    "self_attention": Operator(
+        fused.self_attention,
+        lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
+        ("qkv",),
+    ),
+    "cross_attention": Operator(
+        lambda q, kv: fused.cross_attention(q, kv, None),
+        lambda q, kv: plain_cross_attention(q, kv, None),
+        ("q", "kv"),
+    ),
+    "cross_attention, masked": Operator(
+        fused.cross_attention,
+        plain_cross_attention,
+        ("q", "kv", "mask"),
+    ),
 }
+
 
 TILES = {
     "norm": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0), (8192, 8, 0)],
@@ -79,7 +114,17 @@ TILES = {
     "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
     "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
 }
+ATTENTION_TILES = {
+    "self": [(128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2), (128, 256, 8, 1), (64, 128, 4, 2)],
+    "cross": [(128, 128, 8, 1), (64, 128, 4, 1), (128, 32, 8, 2), (64, 32, 4, 2)],
+    "self_backward": [(64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 4, 1), (64, 64, 4, 2), (64, 256, 8, 1)],
+    "cross_backward": [(64, 128, 8, 1), (64, 128, 8, 2), (128, 32, 4, 1), (64, 64, 4, 1), (64, 128, 4, 1)],
+}
 USES = {
+    "self": ("self_attention",),
+    "cross": ("cross_attention, masked",),
+    "self_backward": ("self_attention",),
+    "cross_backward": ("cross_attention, masked",),
     "norm": ("norm_modulate", "add_norm_modulate"),
     "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
     "add": ("gated_add",),
@@ -110,7 +155,7 @@ class Report:
         self.path, self.began, self.end = path, time.monotonic(), time.monotonic() + seconds
         self.found: dict[str, Any] = {
             "machine": {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__},
-            "tiles used": {name: vars(tile) for name, tile in fused.TILES.items()},
+            "tiles used": {name: vars(tile) for name, tile in {**fused.TILES, **fused.ATTENTION_TILES}.items()},
         }
 
     def keep(self, part: str, name: str, value: Any) -> None:
@@ -139,13 +184,23 @@ def plain_formulas() -> Iterator[None]:
         fused.available = kept
 
 
+@contextmanager
+def plain_attention_only() -> Iterator[None]:
+    kept = fused.attends
+    fused.attends = lambda h, tokens, keys, head: False
+    try:
+        yield
+    finally:
+        fused.attends = kept
+
+
 # ------------------------------------------------------------------------------------------------------- errors
 
 
 def errors(report: Report) -> None:
     for name, operator in OPERATORS.items():
         for shape in SHAPES:
-            for dtype in (torch.bfloat16, torch.float32):
+            for dtype in (torch.bfloat16,) if "attention" in name else (torch.bfloat16, torch.float32):
                 label = f"{name} {str(dtype).removeprefix('torch.')} " + " ".join(f"{k}={v}" for k, v in shape.items())
                 report.measure("errors", label, lambda o=operator, s=shape, d=dtype: error_of(o, s, d))
 
@@ -164,12 +219,22 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     images, tokens, width = shape["images"], shape["tokens"], shape["width"]
     six = torch.randn(images, 6, 1, width, device="cuda", dtype=dtype).unbind(1)  # views, as a block has them
     vectors = iter(six)
+    heads, text = (shape["heads"], width // shape["heads"]), shape["text"]
+    sizes = {
+        "tokens": (images, tokens, width),
+        "qkv": (images, tokens, 3, *heads),
+        "q": (images, tokens, *heads),
+        "kv": (images, text, 2, *heads),
+    }
     made: list[Tensor] = []
     for kind in operator.inputs:
-        if kind == "tokens":
-            made.append(torch.randn(images, tokens, width, device="cuda", dtype=dtype) + 0.5)
-        else:
+        if kind == "vector":
             made.append(next(vectors))
+        elif kind == "mask":
+            lengths = torch.randint(1, text + 1, (images, 1), device="cuda")
+            made.append(torch.arange(text, device="cuda")[None] < lengths)
+        else:
+            made.append(torch.randn(sizes[kind], device="cuda", dtype=dtype) + 0.5 * (kind == "tokens"))
     return made
 
 
@@ -199,11 +264,11 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 
 def block(report: Report) -> None:
-    for variant in ("fused", "plain"):
-        report.measure("block", variant, lambda v=variant: block_time(v == "fused"))
+    for variant in ("fused", "fused norms, torch's attention", "plain"):
+        report.measure("block", variant, lambda v=variant: block_time(v))
 
 
-def block_time(use_fused: bool) -> dict[str, Any]:
+def block_time(variant: str) -> dict[str, Any]:
     """One XL/2 block with cross-attention, bfloat16 autocast, compiled as training compiles it."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -230,7 +295,7 @@ def block_time(use_fused: bool) -> dict[str, Any]:
             y = compiled(h, signal, text, mask)
         return torch.autograd.grad(y, wanted, push.to(y.dtype))
 
-    with nothing() if use_fused else plain_formulas():
+    with {"fused": nothing, "plain": plain_formulas}.get(variant, plain_attention_only)():
         began = time.monotonic()
         step()
         compile_seconds = time.monotonic() - began
@@ -311,21 +376,24 @@ def median_ms(work: Callable[[], Any], repeats: int = 5, calls: int = 8) -> floa
 
 
 def tiles(report: Report) -> None:
-    for kernel, choices in TILES.items():
-        for numbers, warps, run in choices:
-            for name in USES[kernel]:
-                tile = fused.Tile(numbers, warps, run)
-                label = f"{kernel} numbers={numbers} warps={warps} run={run}: {name}"
-                report.measure("tiles", label, lambda k=kernel, t=tile, n=name: tile_time(k, t, OPERATORS[n]))
+    for used, choices, make in (
+        (fused.ATTENTION_TILES, ATTENTION_TILES, fused.AttentionTile),
+        (fused.TILES, TILES, fused.Tile),
+    ):
+        for kernel, cuts in choices.items():
+            for cut in cuts:
+                for name in USES[kernel]:
+                    work = lambda u=used, k=kernel, t=make(*cut), n=name: tile_time(u, k, t, OPERATORS[n])  # noqa: E731
+                    report.measure("tiles", f"{kernel} {cut}: {name}", work)
 
 
-def tile_time(kernel: str, tile: Any, operator: Operator) -> dict[str, float]:
-    kept = fused.TILES[kernel]
-    fused.TILES[kernel] = tile
+def tile_time(used: dict[str, Any], kernel: str, tile: Any, operator: Operator) -> dict[str, float]:
+    kept = used[kernel]
+    used[kernel] = tile
     try:
         return operator_time(operator, "fused")
     finally:
-        fused.TILES[kernel] = kept
+        used[kernel] = kept
 
 
 if __name__ == "__main__":

@@ -345,10 +345,15 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        q, k, v = split_heads(self.qkv(h), 3, self.heads)
+        qkv = self.qkv(h)
+        tokens, width = h.shape[1:]
+        if self.norm is None and fused.attends(qkv, tokens, tokens, width // self.heads):
+            answer: Tensor = self.out(fused.self_attention(qkv.unflatten(2, (3, self.heads, -1))))
+            return answer
+        q, k, v = split_heads(qkv, 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
         return answer
 
 
@@ -364,11 +369,21 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
-        (q,) = split_heads(self.q(h), 1, self.heads)
+        asked = self.q(h)
+        tokens, width = h.shape[1:]
+        if self.norm is None and fused.attends(asked, tokens, text.shape[1], width // self.heads):
+            q, kv = asked.unflatten(2, (self.heads, -1)), self.kv(text).unflatten(2, (2, self.heads, -1))
+            answer: Tensor = self.out(fused.cross_attention(q, kv, None if mask is None else mask.flatten(1)))
+            return answer
+        if mask is not None and h.is_cuda:
+            # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
+            missing = -text.shape[1] % 16
+            text, mask = F.pad(text, (0, 0, 0, missing)), F.pad(mask, (0, missing))
+        (q,) = split_heads(asked, 1, self.heads)
         k, v = split_heads(self.kv(text), 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
         return answer
 
 

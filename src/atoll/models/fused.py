@@ -18,9 +18,21 @@ Residual before it, add_norm_modulate: h' = h + gate branch (gate None: 1), y of
 
 Residual alone, gated_add: h' = h + gate branch, the same with d' = dh'.
 
-A forward program takes a few tokens of one image. A backward program takes a longer run of them and adds up its share
-of the sums over n in registers: [B, runs, D] float32, added by torch afterwards. No atomics: equal inputs, equal bits.
-m and r are kept, 8 bytes a token; x is made again from h.
+Attention of short sequences, self_attention and cross_attention, where the linear maps leave and want their numbers:
+no head is moved, nothing is stacked. For one head of width d, tokens i, keys j, c = d^-1/2:
+
+    s = c q k^T,   p_ij = exp(s_ij - z_i),   z_i = log sum_j exp s_ij,   o = p v
+
+    dv = p^T do,   dp = do v^T,   ds = p (dp - delta),   delta_i = sum_j p_ij dp_ij = do_i . o_i
+    dq = c ds k,   dk = c ds^T q
+
+z is kept (in powers of two), p is made again. A backward program owns one head of one image: it holds a block of keys
+with their dk and dv, and passes all queries by them. When the keys need more than one block, dq is added up in place.
+Tensor cores want widths of 16 x 2^n: a head is cut in a LOW and a HIGH part, 72 = 64 + 8 of 16, not 72 of 128.
+
+In the other kernels a forward program takes a few tokens of one image. A backward program takes a longer run of them
+and adds up its share of the sums over n in registers: [B, runs, D] float32, added by torch afterwards. m and r are
+kept, 8 bytes a token; x is made again from h. No kernel has atomics: equal inputs, equal bits.
 """
 
 # Triton reads the annotations of kernels; they can say nothing of pointers
@@ -41,12 +53,19 @@ try:  # torch brings Triton in its CUDA builds only
 except ImportError:
     triton = tl = None
 
+LONGEST_ATTENTION = 256  # tokens or keys; beyond it the blocks of keys are too many for dq to be added up in place
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
 def available(h: Tensor) -> bool:
     """Whether the fused operators take this tensor: on CUDA, of a type whose arithmetic float32 holds."""
     return triton is not None and h.is_cuda and h.dtype in (*HALF_TYPES, torch.float32)
+
+
+def attends(h: Tensor, tokens: int, keys: int, head: int) -> bool:
+    """Whether the attention kernels take these sizes; float32 is left to torch, which keeps all its digits."""
+    fits = max(tokens, keys) <= LONGEST_ATTENTION and 16 <= head <= 128 and head % 8 == 0
+    return available(h) and h.dtype in HALF_TYPES and fits
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -99,6 +118,32 @@ class Tile:
         return sizes
 
 
+@dataclass(frozen=True)
+class AttentionTile:
+    """Queries and keys that a program of the attention kernels holds at once, its warps, and loads ahead of use."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    def of(self, tokens: int, keys: int, heads: int, head: int) -> dict[str, Any]:
+        """The kernel's sizes for heads of width `head`."""
+        low = max(16, power_of_two(head + 1) // 2)
+        return {
+            "TOKENS": tokens,
+            "KEYS": keys,
+            "HEADS": heads,
+            "HEAD": head,
+            "LOW": low,
+            "HIGH": max(16, power_of_two(head - low)) if head > low else 0,
+            "ROWS": max(16, min(self.rows, power_of_two(tokens))),
+            "COLUMNS": max(16, min(self.columns, power_of_two(keys))),
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
@@ -109,6 +154,12 @@ TILES = {
     "norm_backward": Tile(numbers=2048, warps=8, run=32),
     "add": Tile(numbers=4096, warps=4),
     "add_backward": Tile(numbers=4096, warps=4, run=32),
+}
+ATTENTION_TILES = {
+    "self": AttentionTile(rows=128, columns=64, warps=8, stages=2),
+    "cross": AttentionTile(rows=128, columns=128, warps=8, stages=2),
+    "self_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
+    "cross_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
 }
 
 
@@ -293,6 +344,388 @@ def add_backward_kernel(
         dgate += tl.sum(dsum * branch, axis=0)
         tl.store(dbranch_ptr + start + places, (dsum * gate[None, :]).to(dbranch_ptr.dtype.element_ty), mask=inside)
     tl.store(dgate_ptr + tl.program_id(0) * WIDTH + columns, dgate, mask=there)
+
+
+@kernel
+def load_part(
+    start_ptr,
+    rows,
+    LIMIT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """Columns FIRST .. FIRST + SIZE of one head, of the given rows; 0 beyond the sequence and the head."""
+    columns = FIRST + tl.arange(0, SIZE)
+    inside = (rows < LIMIT)[:, None] & (columns < HEAD)[None, :]
+    return tl.load(start_ptr + rows[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0)
+
+
+@kernel
+def store_part(
+    start_ptr,
+    numbers,
+    rows,
+    LIMIT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    columns = FIRST + tl.arange(0, SIZE)
+    inside = (rows < LIMIT)[:, None] & (columns < HEAD)[None, :]
+    numbers = numbers.to(start_ptr.dtype.element_ty)
+    tl.store(start_ptr + rows[:, None] * STRIDE + columns[None, :], numbers, mask=inside)
+
+
+@kernel
+def allowed_keys(mask_ptr, image, keys, KEYS: tl.constexpr, HAS_MASK: tl.constexpr):
+    allowed = keys < KEYS
+    if HAS_MASK:
+        allowed = allowed & (tl.load(mask_ptr + image * KEYS + keys, mask=allowed, other=0) != 0)
+    return allowed
+
+
+@kernel
+def attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    mask_ptr,
+    o_ptr,
+    z_ptr,
+    Q_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Some queries of one head of one image; the strides are those of a token, in numbers."""
+    blocks: tl.constexpr = (TOKENS + ROWS - 1) // ROWS
+    rows = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+    head = (tl.program_id(0) // blocks) % HEADS
+    image = tl.program_id(0) // (blocks * HEADS)
+    q_ptr += image.to(tl.int64) * (TOKENS * Q_STRIDE) + head * HEAD
+    k_ptr += image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
+    v_ptr += image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
+    o_ptr += image.to(tl.int64) * (TOKENS * HEADS * HEAD) + head * HEAD
+    # exp(c x) = 2^(c log2(e) x): the hardware knows powers of two
+    power: tl.constexpr = HEAD**-0.5 * 1.4426950408889634
+
+    q_low = load_part(q_ptr, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
+    o_low = tl.zeros([ROWS, LOW], tl.float32)
+    if HIGH > 0:
+        q_high = load_part(q_ptr, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
+        o_high = tl.zeros([ROWS, HIGH], tl.float32)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+
+    for first in range(0, KEYS, COLUMNS):
+        keys = first + tl.arange(0, COLUMNS)
+        s = tl.dot(q_low, tl.trans(load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)), input_precision="ieee")
+        if HIGH > 0:
+            k_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+            s = tl.dot(q_high, tl.trans(k_high), s, input_precision="ieee")
+        s *= power
+        if HAS_MASK or KEYS % COLUMNS != 0:
+            # finite: a block without one allowed key must not make a NaN; the first allowed key outweighs it
+            s = tl.where(allowed_keys(mask_ptr, image, keys, KEYS, HAS_MASK)[None, :], s, -1.0e30)
+
+        higher = tl.maximum(highest, tl.max(s, axis=1))
+        p = tl.exp2(s - higher[:, None])
+        fade = tl.exp2(highest - higher)
+        highest = higher
+        total = total * fade + tl.sum(p, axis=1)
+        p = p.to(v_ptr.dtype.element_ty)
+        v_low = load_part(v_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
+        o_low = tl.dot(p, v_low, o_low * fade[:, None], input_precision="ieee")
+        if HIGH > 0:
+            v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+            o_high = tl.dot(p, v_high, o_high * fade[:, None], input_precision="ieee")
+
+    store_part(o_ptr, o_low / total[:, None], rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
+    if HIGH > 0:
+        store_part(o_ptr, o_high / total[:, None], rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
+    tl.store(z_ptr + (image * HEADS + head) * TOKENS + rows, highest + tl.log2(total), mask=rows < TOKENS)
+
+
+@kernel
+def attend_backward(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    mask_ptr,
+    o_ptr,
+    z_ptr,
+    do_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    Q_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One head of one image. Scores stand with a row for each key and a column for each query."""
+    head = tl.program_id(0) % HEADS
+    image = tl.program_id(0) // HEADS
+    q_start = image.to(tl.int64) * (TOKENS * Q_STRIDE) + head * HEAD
+    k_start = image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
+    o_start = image.to(tl.int64) * (TOKENS * HEADS * HEAD) + head * HEAD
+    q_ptr += q_start
+    dq_ptr += q_start
+    k_ptr += k_start
+    dk_ptr += k_start
+    v_ptr += k_start
+    dv_ptr += k_start
+    o_ptr += o_start
+    do_ptr += o_start
+    z_ptr += (image * HEADS + head) * TOKENS
+    factor: tl.constexpr = HEAD**-0.5
+    power: tl.constexpr = HEAD**-0.5 * 1.4426950408889634
+    number = k_ptr.dtype.element_ty
+
+    for first_key in range(0, KEYS, COLUMNS):
+        keys = first_key + tl.arange(0, COLUMNS)
+        allowed = allowed_keys(mask_ptr, image, keys, KEYS, HAS_MASK)
+        k_low = load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
+        v_low = load_part(v_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
+        dk_low = tl.zeros([COLUMNS, LOW], tl.float32)
+        dv_low = tl.zeros([COLUMNS, LOW], tl.float32)
+        if HIGH > 0:
+            k_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+            v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+            dk_high = tl.zeros([COLUMNS, HIGH], tl.float32)
+            dv_high = tl.zeros([COLUMNS, HIGH], tl.float32)
+
+        for first in range(0, TOKENS, ROWS):
+            rows = first + tl.arange(0, ROWS)
+            # a row beyond the sequence has q = do = 0, so it adds nothing to dk and dv whatever its p
+            q_low = load_part(q_ptr, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
+            do_low = load_part(do_ptr, rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
+            s = tl.dot(k_low, tl.trans(q_low), input_precision="ieee")
+            dp = tl.dot(v_low, tl.trans(do_low), input_precision="ieee")
+            if HIGH > 0:
+                q_high = load_part(q_ptr, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
+                do_high = load_part(do_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
+                s = tl.dot(k_high, tl.trans(q_high), s, input_precision="ieee")
+                dp = tl.dot(v_high, tl.trans(do_high), dp, input_precision="ieee")
+            z = tl.load(z_ptr + rows, mask=rows < TOKENS, other=0.0)
+            p = tl.exp2(s * power - z[None, :])
+            if HAS_MASK or KEYS % COLUMNS != 0:
+                p = tl.where(allowed[:, None], p, 0.0)
+
+            if KEYS <= COLUMNS:
+                delta = tl.sum(p * dp, axis=0)
+            else:
+                o_low = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
+                delta = tl.sum(o_low.to(tl.float32) * do_low.to(tl.float32), axis=1)
+                if HIGH > 0:
+                    o_high = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
+                    delta += tl.sum(o_high.to(tl.float32) * do_high.to(tl.float32), axis=1)
+            ds = (p * (dp - delta[None, :])).to(number)
+            p = p.to(number)
+
+            dv_low = tl.dot(p, do_low, dv_low, input_precision="ieee")
+            dk_low = tl.dot(ds, q_low, dk_low, input_precision="ieee")
+            dq_low = factor * tl.dot(tl.trans(ds), k_low, input_precision="ieee")
+            if KEYS > COLUMNS:
+                before = tl.where(first_key > 0, rows, TOKENS)  # the first block of keys finds nothing to add to
+                dq_low += load_part(dq_ptr, before, TOKENS, Q_STRIDE, 0, LOW, HEAD).to(tl.float32)
+            store_part(dq_ptr, dq_low, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
+            if HIGH > 0:
+                dv_high = tl.dot(p, do_high, dv_high, input_precision="ieee")
+                dk_high = tl.dot(ds, q_high, dk_high, input_precision="ieee")
+                dq_high = factor * tl.dot(tl.trans(ds), k_high, input_precision="ieee")
+                if KEYS > COLUMNS:
+                    dq_high += load_part(dq_ptr, before, TOKENS, Q_STRIDE, LOW, HIGH, HEAD).to(tl.float32)
+                store_part(dq_ptr, dq_high, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
+
+        store_part(dk_ptr, factor * dk_low, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
+        store_part(dv_ptr, dv_low, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
+        if HIGH > 0:
+            store_part(dk_ptr, factor * dk_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+            store_part(dv_ptr, dv_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+        if KEYS > COLUMNS:
+            tl.debug_barrier()  # other threads of this program read back the dq stored here
+
+
+# torch must see which tensors a kernel writes, each once: the packed layouts are taken apart in here.
+
+
+@kernel
+def self_attention_kernel(
+    qkv_ptr,
+    o_ptr,
+    z_ptr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    width: tl.constexpr = HEADS * HEAD
+    attend(
+        qkv_ptr,
+        qkv_ptr + width,
+        qkv_ptr + 2 * width,
+        qkv_ptr,
+        o_ptr,
+        z_ptr,
+        3 * width,
+        3 * width,
+        False,
+        TOKENS,
+        TOKENS,
+        HEADS,
+        HEAD,
+        LOW,
+        HIGH,
+        ROWS,
+        COLUMNS,
+    )
+
+
+@kernel
+def self_attention_backward_kernel(
+    qkv_ptr,
+    o_ptr,
+    z_ptr,
+    do_ptr,
+    dqkv_ptr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    width: tl.constexpr = HEADS * HEAD
+    attend_backward(
+        qkv_ptr,
+        qkv_ptr + width,
+        qkv_ptr + 2 * width,
+        qkv_ptr,
+        o_ptr,
+        z_ptr,
+        do_ptr,
+        dqkv_ptr,
+        dqkv_ptr + width,
+        dqkv_ptr + 2 * width,
+        3 * width,
+        3 * width,
+        False,
+        TOKENS,
+        TOKENS,
+        HEADS,
+        HEAD,
+        LOW,
+        HIGH,
+        ROWS,
+        COLUMNS,
+    )
+
+
+@kernel
+def cross_attention_kernel(
+    q_ptr,
+    kv_ptr,
+    mask_ptr,
+    o_ptr,
+    z_ptr,
+    HAS_MASK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    width: tl.constexpr = HEADS * HEAD
+    attend(
+        q_ptr,
+        kv_ptr,
+        kv_ptr + width,
+        mask_ptr,
+        o_ptr,
+        z_ptr,
+        width,
+        2 * width,
+        HAS_MASK,
+        TOKENS,
+        KEYS,
+        HEADS,
+        HEAD,
+        LOW,
+        HIGH,
+        ROWS,
+        COLUMNS,
+    )
+
+
+@kernel
+def cross_attention_backward_kernel(
+    q_ptr,
+    kv_ptr,
+    mask_ptr,
+    o_ptr,
+    z_ptr,
+    do_ptr,
+    dq_ptr,
+    dkv_ptr,
+    HAS_MASK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    width: tl.constexpr = HEADS * HEAD
+    attend_backward(
+        q_ptr,
+        kv_ptr,
+        kv_ptr + width,
+        mask_ptr,
+        o_ptr,
+        z_ptr,
+        do_ptr,
+        dq_ptr,
+        dkv_ptr,
+        dkv_ptr + width,
+        width,
+        2 * width,
+        HAS_MASK,
+        TOKENS,
+        KEYS,
+        HEADS,
+        HEAD,
+        LOW,
+        HIGH,
+        ROWS,
+        COLUMNS,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -566,6 +999,109 @@ def _gated_add_gradient(ctx: Any, dsum: Tensor) -> tuple[Tensor, ...]:
 
 
 differentiate(_gated_add, _gated_add_gradient, _gated_add_context)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Attention
+
+
+def self_attention(qkv: Tensor) -> Tensor:
+    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d]."""
+    o: Tensor = _self_attention(qkv.contiguous())[0]
+    return o
+
+
+def cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+    """Queries [B, N, H, d] ask keys and values [B, L, 2, H, d] -> [B, N, H d].
+
+    mask, bool [B, L], is True where a key may be read: at least one in every row.
+    """
+    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), None if mask is None else mask.contiguous())[0]
+    return o
+
+
+@operator("self_attention")
+def _self_attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
+    images, tokens, _three, heads, head = qkv.shape
+    sizes = ATTENTION_TILES["self"].of(tokens, tokens, heads, head)
+    del sizes["KEYS"]
+    o = qkv.new_empty(images, tokens, heads * head)
+    z = qkv.new_empty(images, heads, tokens, dtype=torch.float32)
+    programs = images * heads * -(-tokens // sizes["ROWS"])
+    wrap_triton(self_attention_kernel)[(programs,)](qkv_ptr=qkv, o_ptr=o, z_ptr=z, **sizes)
+    return o, z
+
+
+@operator("self_attention_backward")
+def _self_attention_backward(do: Tensor, qkv: Tensor, o: Tensor, z: Tensor) -> Tensor:
+    images, tokens, _three, heads, head = qkv.shape
+    sizes = ATTENTION_TILES["self_backward"].of(tokens, tokens, heads, head)
+    del sizes["KEYS"]
+    dqkv = torch.empty_like(qkv)
+    wrap_triton(self_attention_backward_kernel)[(images * heads,)](
+        qkv_ptr=qkv, o_ptr=o, z_ptr=z, do_ptr=do, dqkv_ptr=dqkv, **sizes
+    )
+    return dqkv
+
+
+def _self_attention_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> Tensor:
+    dqkv: Tensor = _self_attention_backward(do.contiguous(), *ctx.saved_tensors)
+    return dqkv
+
+
+differentiate(_self_attention, _self_attention_gradient, _self_attention_context)
+
+
+@operator("cross_attention")
+def _cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
+    images, tokens, heads, head = q.shape
+    sizes = ATTENTION_TILES["cross"].of(tokens, kv.shape[1], heads, head)
+    o = q.new_empty(images, tokens, heads * head)
+    z = q.new_empty(images, heads, tokens, dtype=torch.float32)
+    programs = images * heads * -(-tokens // sizes["ROWS"])
+    wrap_triton(cross_attention_kernel)[(programs,)](
+        q_ptr=q, kv_ptr=kv, mask_ptr=q if mask is None else mask, o_ptr=o, z_ptr=z, HAS_MASK=mask is not None, **sizes
+    )
+    return o, z
+
+
+@operator("cross_attention_backward")
+def _cross_attention_backward(
+    do: Tensor, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    images, tokens, heads, head = q.shape
+    sizes = ATTENTION_TILES["cross_backward"].of(tokens, kv.shape[1], heads, head)
+    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
+    wrap_triton(cross_attention_backward_kernel)[(images * heads,)](
+        q_ptr=q,
+        kv_ptr=kv,
+        mask_ptr=q if mask is None else mask,
+        o_ptr=o,
+        z_ptr=z,
+        do_ptr=do,
+        dq_ptr=dq,
+        dkv_ptr=dkv,
+        HAS_MASK=mask is not None,
+        **sizes,
+    )
+    return dq, dkv
+
+
+def _cross_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
+    return *_cross_attention_backward(do.contiguous(), *ctx.saved_tensors), None
+
+
+differentiate(_cross_attention, _cross_attention_gradient, _cross_attention_context)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..process.condition import Condition
+from . import fused
 
 TIME_FREQUENCIES = 256
 LONGEST_PERIOD = 10_000.0
@@ -322,12 +323,16 @@ class Block(nn.Module):
             six = self.modulation(signal).unflatten(1, (6, 1, self.width))
         else:
             six = (signal + self.table)[:, :, None]
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.unbind(1)  # each [B, 1, D]
+        # autocast adds a float32 table in float32; tokens of that type would double every pass over them
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.to(h.dtype).unbind(1)  # each [B, 1, D]
 
-        h = torch.addcmul(h, gate, self.attention(modulate(h, shift, scale, NORM_EPS)))
-        if self.cross is not None:
-            h = h + self.cross(h, text, mask)
-        return torch.addcmul(h, mlp_gate, self.mlp(modulate(h, mlp_shift, mlp_scale, self.mlp_norm_eps)))
+        attended = self.attention(modulate(h, shift, scale, NORM_EPS))
+        if self.cross is None:
+            h, y = add_modulate(h, gate, attended, mlp_shift, mlp_scale, self.mlp_norm_eps)
+        else:
+            h = gated_add(h, gate, attended)
+            h, y = add_modulate(h, None, self.cross(h, text, mask), mlp_shift, mlp_scale, self.mlp_norm_eps)
+        return gated_add(h, mlp_gate, self.mlp(y))
 
 
 class SelfAttention(nn.Module):
@@ -339,10 +344,15 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        q, k, v = split_heads(self.qkv(h), 3, self.heads)
+        qkv = self.qkv(h)
+        tokens, width = h.shape[1:]
+        if self.norm is None and fused.attends(qkv, tokens, tokens, width // self.heads):
+            answer: Tensor = self.out(fused.self_attention(qkv.unflatten(2, (3, self.heads, -1))))
+            return answer
+        q, k, v = split_heads(qkv, 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
         return answer
 
 
@@ -358,11 +368,21 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
-        (q,) = split_heads(self.q(h), 1, self.heads)
+        asked = self.q(h)
+        tokens, width = h.shape[1:]
+        if self.norm is None and fused.attends(asked, tokens, text.shape[1], width // self.heads):
+            q, kv = asked.unflatten(2, (self.heads, -1)), self.kv(text).unflatten(2, (2, self.heads, -1))
+            answer: Tensor = self.out(fused.cross_attention(q, kv, None if mask is None else mask.flatten(1)))
+            return answer
+        if mask is not None and h.is_cuda:
+            # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
+            missing = -text.shape[1] % 16
+            text, mask = F.pad(text, (0, 0, 0, missing)), F.pad(mask, (0, missing))
+        (q,) = split_heads(asked, 1, self.heads)
         k, v = split_heads(self.kv(text), 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
         return answer
 
 
@@ -399,7 +419,7 @@ class Head(nn.Module):
             two = self.modulation(F.silu(vector)).unflatten(1, (2, 1, -1))
         else:
             two = (vector[:, None] + self.table)[:, :, None]
-        shift, scale = two.unbind(1)
+        shift, scale = two.to(h.dtype).unbind(1)
         patches: Tensor = self.project(modulate(h, shift, scale, NORM_EPS))
         return patches
 
@@ -421,7 +441,26 @@ class Projection(nn.Module):
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """LayerNorm(h) (1 + scale) + shift, with shift and scale [B, 1, D]."""
+    if fused.available(h):
+        return fused.norm_modulate(h, shift, scale, eps)
     return torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=eps), 1.0 + scale)
+
+
+def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+    """h + gate branch, with gate [B, 1, D]."""
+    if fused.available(h):
+        return fused.gated_add(h, gate, branch)
+    return torch.addcmul(h, gate, branch)
+
+
+def add_modulate(
+    h: Tensor, gate: Tensor | None, branch: Tensor, shift: Tensor, scale: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """A branch joins the tokens, h' = h + gate branch (gate None: 1), and what the next branch reads of h'."""
+    if fused.available(h):
+        return fused.add_norm_modulate(h, branch, gate, shift, scale, eps)
+    h = h + branch if gate is None else gated_add(h, gate, branch)
+    return h, modulate(h, shift, scale, eps)
 
 
 def split_heads(h: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -1,0 +1,400 @@
+"""Are the fused kernels right, and are they faster? On one GPU, against the plain formulas in the same process.
+
+    python benchmarks/kernels.py --out benchmarks/results/kernels.json [--seconds 150]
+
+Four parts, each kept in the file as it ends; what fails is recorded and the rest goes on:
+  errors   every operator and its gradients against the plain formula in float64: |difference| / |truth|, beside the
+           error that the plain formula makes in the same type
+  block    one XL/2 block, forward and backward, compiled, fused and plain: milliseconds, and its kernels above 0.01 ms
+  times    every operator at the XL/2 shape, forward and forward + backward, fused against eager and compiled torch
+  tiles    other ways to cut the work of each kernel (fused.TILES), as far as the seconds go
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.models import dit, fused
+from atoll.models.dit import Block, DiTConfig
+
+EPS = 1e-6
+XL = {"images": 128, "tokens": 256, "width": 1152, "heads": 16, "text": 77}
+SHAPES = [
+    {**XL, "images": 16},
+    {"images": 4, "tokens": 64, "width": 384, "heads": 6, "text": 77},
+    {"images": 3, "tokens": 65, "width": 1152, "heads": 16, "text": 77},
+    {"images": 3, "tokens": 65, "width": 768, "heads": 12, "text": 20},
+    {"images": 5, "tokens": 7, "width": 48, "heads": 1, "text": 5},
+    {"images": 2, "tokens": 257, "width": 384, "heads": 6, "text": 77},
+]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A fused operator, the formula it stands for, and the kinds of its inputs."""
+
+    fused: Callable[..., Any]
+    plain: Callable[..., Any]
+    inputs: tuple[str, ...]
+
+
+def plain_cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+    """As CrossAttention does it with torch: text padded to whole sixteens where there is a mask."""
+    if mask is not None:
+        missing = -mask.shape[1] % 16
+        kv, mask = F.pad(kv, (0, 0, 0, 0, 0, 0, 0, missing)), F.pad(mask, (0, missing))[:, None, None]
+    heads = q.shape[2]
+    (q,), (k, v) = dit.split_heads(q.flatten(2), 1, heads), dit.split_heads(kv.flatten(2), 2, heads)
+    return plain_attention(q, k, v, mask)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    if q.dtype == torch.float64:  # written out: the truth owes nothing to torch's kernels
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        return dit.join_heads(scores.softmax(-1) @ v)
+    return dit.join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+OPERATORS = {
+    "norm_modulate": Operator(
+        lambda h, shift, scale: fused.norm_modulate(h, shift, scale, EPS),
+        lambda h, shift, scale: dit.modulate(h, shift, scale, EPS),
+        ("tokens", "vector", "vector"),
+    ),
+    "add_norm_modulate": Operator(
+        lambda h, branch, shift, scale: fused.add_norm_modulate(h, branch, None, shift, scale, EPS),
+        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, scale, EPS),
+        ("tokens", "tokens", "vector", "vector"),
+    ),
+    "add_norm_modulate, gated": Operator(
+        lambda h, branch, gate, shift, scale: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS),
+        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, scale, EPS),
+        ("tokens", "tokens", "vector", "vector", "vector"),
+    ),
+    "gated_add": Operator(
+        fused.gated_add,
+        dit.gated_add,
+        ("tokens", "vector", "tokens"),
+    ),
+    "self_attention": Operator(
+        fused.self_attention,
+        lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
+        ("qkv",),
+    ),
+    "cross_attention": Operator(
+        lambda q, kv: fused.cross_attention(q, kv, None),
+        lambda q, kv: plain_cross_attention(q, kv, None),
+        ("q", "kv"),
+    ),
+    "cross_attention, masked": Operator(
+        fused.cross_attention,
+        plain_cross_attention,
+        ("q", "kv", "mask"),
+    ),
+}
+
+
+TILES = {
+    "norm": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0), (8192, 8, 0)],
+    "norm_backward": [(n, w, run) for n, w in ((2048, 4), (2048, 8), (4096, 8)) for run in (16, 32, 64)],
+    "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
+    "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
+}
+ATTENTION_TILES = {
+    "self": [(128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2), (128, 256, 8, 1), (64, 128, 4, 2)],
+    "cross": [(128, 128, 8, 1), (64, 128, 4, 1), (128, 32, 8, 2), (64, 32, 4, 2)],
+    "self_backward": [(64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 4, 1), (64, 64, 4, 2), (64, 256, 8, 1)],
+    "cross_backward": [(64, 128, 8, 1), (64, 128, 8, 2), (128, 32, 4, 1), (64, 64, 4, 1), (64, 128, 4, 1)],
+}
+USES = {
+    "self": ("self_attention",),
+    "cross": ("cross_attention, masked",),
+    "self_backward": ("self_attention",),
+    "cross_backward": ("cross_attention, masked",),
+    "norm": ("norm_modulate", "add_norm_modulate"),
+    "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
+    "add": ("gated_add",),
+    "add_backward": ("gated_add",),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=150.0, help="start nothing new after this long")
+    parser.add_argument("--parts", nargs="+", default=["errors", "block", "times", "tiles"])
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    # the cache's key holds neither the tiles nor the gradients' kernels
+    torch._functorch.config.enable_autograd_cache = False
+    report = Report(arguments.out, arguments.seconds)
+    for part in arguments.parts:
+        {"errors": errors, "block": block, "times": times, "tiles": tiles}[part](report)
+    report.keep("seconds", "all", time.monotonic() - report.began)
+
+
+class Report:
+    """What was found so far, always on disk."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self.began, self.end = path, time.monotonic(), time.monotonic() + seconds
+        self.found: dict[str, Any] = {
+            "machine": {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__},
+            "tiles used": {name: vars(tile) for name, tile in {**fused.TILES, **fused.ATTENTION_TILES}.items()},
+        }
+
+    def keep(self, part: str, name: str, value: Any) -> None:
+        self.found.setdefault(part, {})[name] = value
+        self.path.write_text(json.dumps(self.found, indent=1) + "\n")
+        print(f"{time.monotonic() - self.began:6.1f} s  {part}: {name}: {json.dumps(value)[:400]}", flush=True)
+
+    def measure(self, part: str, name: str, work: Callable[[], Any]) -> None:
+        """Keep what the work returns, or how it failed: one failure must not lose the rest."""
+        if time.monotonic() > self.end:
+            self.keep(part, name, {"skipped": "out of time"})
+            return
+        try:
+            self.keep(part, name, work())
+        except Exception as error:  # noqa: BLE001
+            self.keep(part, name, {"error": f"{type(error).__name__}: {error}"[:3000]})
+
+
+@contextmanager
+def plain_formulas() -> Iterator[None]:
+    kept = fused.available
+    fused.available = lambda h: False
+    try:
+        yield
+    finally:
+        fused.available = kept
+
+
+@contextmanager
+def plain_attention_only() -> Iterator[None]:
+    kept = fused.attends
+    fused.attends = lambda h, tokens, keys, head: False
+    try:
+        yield
+    finally:
+        fused.attends = kept
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+def errors(report: Report) -> None:
+    for name, operator in OPERATORS.items():
+        for shape in SHAPES:
+            for dtype in (torch.bfloat16,) if "attention" in name else (torch.bfloat16, torch.float32):
+                label = f"{name} {str(dtype).removeprefix('torch.')} " + " ".join(f"{k}={v}" for k, v in shape.items())
+                report.measure("errors", label, lambda o=operator, s=shape, d=dtype: error_of(o, s, d))
+
+
+def error_of(operator: Operator, shape: dict[str, int], dtype: torch.dtype) -> dict[str, list[float]]:
+    """Relative error of every output, then of every gradient, of the fused operator and of the plain formula."""
+    inputs = random_inputs(operator, shape, dtype)
+    truth = results(operator.plain, [x.double() if x.is_floating_point() else x for x in inputs])
+    return {
+        "fused": [relative(a, b) for a, b in zip(results(operator.fused, inputs), truth, strict=True)],
+        "plain": [relative(a, b) for a, b in zip(results(operator.plain, inputs), truth, strict=True)],
+    }
+
+
+def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype) -> list[Tensor]:
+    images, tokens, width = shape["images"], shape["tokens"], shape["width"]
+    six = torch.randn(images, 6, 1, width, device="cuda", dtype=dtype).unbind(1)  # views, as a block has them
+    vectors = iter(six)
+    heads, text = (shape["heads"], width // shape["heads"]), shape["text"]
+    sizes = {
+        "tokens": (images, tokens, width),
+        "qkv": (images, tokens, 3, *heads),
+        "q": (images, tokens, *heads),
+        "kv": (images, text, 2, *heads),
+    }
+    made: list[Tensor] = []
+    for kind in operator.inputs:
+        if kind == "vector":
+            made.append(next(vectors))
+        elif kind == "mask":
+            lengths = torch.randint(1, text + 1, (images, 1), device="cuda")
+            made.append(torch.arange(text, device="cuda")[None] < lengths)
+        else:
+            made.append(torch.randn(sizes[kind], device="cuda", dtype=dtype) + 0.5 * (kind == "tokens"))
+    return made
+
+
+def results(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    """Outputs, then gradients of a fixed random sum of them."""
+    inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+    with plain_formulas() if function in [o.plain for o in OPERATORS.values()] else nothing():
+        outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator("cuda").manual_seed(1)
+    weights = [torch.randn(y.shape, device="cuda", generator=generator).bfloat16().to(y.dtype) for y in outputs]
+    wanted = [x for x in inputs if x.requires_grad]
+    return [*outputs, *torch.autograd.grad(outputs, wanted, weights)]
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def relative(found: Tensor, truth: Tensor) -> float:
+    difference = (found.double() - truth).norm() / truth.norm()
+    return float(f"{difference.item():.3g}")
+
+
+# -------------------------------------------------------------------------------------------------------- block
+
+
+def block(report: Report) -> None:
+    for variant in ("fused", "fused norms, torch's attention", "plain"):
+        report.measure("block", variant, lambda v=variant: block_time(v))
+
+
+def block_time(variant: str) -> dict[str, Any]:
+    """One XL/2 block with cross-attention, bfloat16 autocast, compiled as training compiles it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    width = XL["width"]
+    config = DiTConfig(
+        latent=(4, 32, 32), patch=2, width=width, depth=1, heads=XL["heads"], condition="tokens",
+        text_width=768, text_length=XL["text"],
+    )  # fmt: skip
+    with torch.device("cuda"):
+        layer = Block(config)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        h = torch.randn(XL["images"], XL["tokens"], width, dtype=torch.bfloat16, requires_grad=True)
+        signal = torch.randn(XL["images"], 6, width, dtype=torch.bfloat16, requires_grad=True)
+        text = torch.randn(XL["images"], XL["text"], width, dtype=torch.bfloat16, requires_grad=True)
+        lengths = torch.randint(1, XL["text"] + 1, (XL["images"], 1))
+        mask = (torch.arange(XL["text"])[None] < lengths)[:, None, None]
+    push = torch.randn_like(h)
+    wanted = [h, signal, text, *layer.parameters()]
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+
+    def step() -> tuple[Tensor, ...]:
+        with torch.autocast("cuda", torch.bfloat16):
+            y = compiled(h, signal, text, mask)
+        return torch.autograd.grad(y, wanted, push.to(y.dtype))
+
+    with {"fused": nothing, "plain": plain_formulas}.get(variant, plain_attention_only)():
+        began = time.monotonic()
+        step()
+        compile_seconds = time.monotonic() - began
+        torch.cuda.reset_peak_memory_stats()
+        milliseconds = median_ms(step)
+        memory = torch.cuda.max_memory_allocated() / 2**30
+        return {
+            "ms": milliseconds,
+            "peak GiB": round(memory, 3),
+            "compile s": round(compile_seconds, 1),
+            "kernels": kernel_table(step),
+        }
+
+
+def kernel_table(step: Callable[[], Any], steps: int = 3) -> dict[str, list[float]]:
+    """Milliseconds per step and launches per step of every kernel above 0.01 ms, longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    rows = [(e.key, e.self_device_time_total / 1000 / steps, e.count / steps) for e in profile.key_averages()]
+    rows.sort(key=lambda row: -row[1])
+    table = {key[:120]: [round(ms, 4), round(count, 2)] for key, ms, count in rows if ms > 0.01}
+    return {"sum": [round(sum(ms for _, ms, _ in rows), 4), 1.0], **table}
+
+
+# -------------------------------------------------------------------------------------------------------- times
+
+
+def times(report: Report) -> None:
+    for name, operator in OPERATORS.items():
+        for way in ("fused", "compiled", "eager"):
+            report.measure("times", f"{name}, {way}", lambda o=operator, w=way: operator_time(o, w))
+
+
+def operator_time(operator: Operator, way: str) -> dict[str, float]:
+    inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in random_inputs(operator, XL, torch.bfloat16)]
+    wanted = [x for x in inputs if x.requires_grad]
+    function = operator.fused if way == "fused" else operator.plain
+    if way == "compiled":
+        torch._dynamo.reset()
+        function = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def forward() -> tuple[Tensor, ...]:
+        outputs = function(*inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    with nothing() if way == "fused" else plain_formulas():
+        weights = [torch.randn_like(y) for y in forward()]
+        return {
+            "forward": median_ms(forward),
+            "forward + backward": median_ms(lambda: torch.autograd.grad(forward(), wanted, weights)),
+        }
+
+
+def median_ms(work: Callable[[], Any], repeats: int = 5, calls: int = 8) -> float:
+    """Median over repeats of the mean over calls, in GPU milliseconds.
+
+    The GPU first spins for some milliseconds, so that the calls wait in its queue and Python's pace does not count.
+    """
+    for _ in range(3):
+        work()
+    found = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(20_000_000)
+        start.record()
+        for _ in range(calls):
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / calls)
+    return round(statistics.median(found), 4)
+
+
+# -------------------------------------------------------------------------------------------------------- tiles
+
+
+def tiles(report: Report) -> None:
+    for used, choices, make in (
+        (fused.ATTENTION_TILES, ATTENTION_TILES, fused.AttentionTile),
+        (fused.TILES, TILES, fused.Tile),
+    ):
+        for kernel, cuts in choices.items():
+            for cut in cuts:
+                for name in USES[kernel]:
+                    work = lambda u=used, k=kernel, t=make(*cut), n=name: tile_time(u, k, t, OPERATORS[n])  # noqa: E731
+                    report.measure("tiles", f"{kernel} {cut}: {name}", work)
+
+
+def tile_time(used: dict[str, Any], kernel: str, tile: Any, operator: Operator) -> dict[str, float]:
+    kept = used[kernel]
+    used[kernel] = tile
+    try:
+        return operator_time(operator, "fused")
+    finally:
+        used[kernel] = kept
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The fused kernels compute the plain formulas and their gradients: interpreted on a CPU, for real on CUDA.
+
+Triton's interpreter is chosen when Triton is imported, so the interpreted checks run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.models import dit, fused
+from atoll.models.dit import Block, DiTConfig
+
+EPS = 1e-6
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def test_interpreted_kernels() -> None:
+    """Every test below, on the CPU, by Triton's interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton (pip install triton): kernels NOT TESTED HERE")
+    if INTERPRETED:
+        pytest.skip("this is the process with the interpreter")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.fixture
+def device() -> str:
+    if INTERPRETED:
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA, or TRITON_INTERPRET=1 on a CPU: NOT TESTED HERE")
+    return "cuda"
+
+
+def agree(ours: Callable[..., Any], plain: Callable[..., Any], inputs: list[Tensor], tolerance: float) -> None:
+    """Outputs and gradients of ours are those of the plain formula in float64, up to |difference| / |truth|."""
+    found = with_gradients(ours, inputs)
+    truth = with_gradients(plain, [x.double() for x in inputs])
+    for index, (a, b) in enumerate(zip(found, truth, strict=True)):
+        assert a.shape == b.shape
+        assert (a.double() - b).norm() <= tolerance * b.norm(), f"result {index}"
+
+
+def with_gradients(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(5)
+    weights = [torch.randn(y.shape, generator=generator).to(y) for y in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, weights)]
+
+
+def random(device: str, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+
+
+SIZES = [(2, 7, 48), (1, 65, 1152), (3, 1, 384), (2, 33, 20)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_norm_and_modulation(size: tuple[int, int, int], device: str) -> None:
+    images, _tokens, width = size
+    h, six = random(device, size, (images, 6, 1, width))
+    agree(
+        lambda h, six: fused.norm_modulate(h, six[:, 3], six[:, 4], EPS),
+        lambda h, six: plain_modulate(h, six[:, 3], six[:, 4]),
+        [3 * h + 1, six],
+        1e-6,
+    )
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_branch_joins_and_the_sum_is_normed(size: tuple[int, int, int], gated: bool, device: str) -> None:
+    images, _tokens, width = size
+    h, branch, six = random(device, size, size, (images, 6, 1, width))
+
+    def ours(h: Tensor, branch: Tensor, six: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.add_norm_modulate(h, branch, six[:, 2] if gated else None, six[:, 3], six[:, 4], EPS)
+
+    def plain(h: Tensor, branch: Tensor, six: Tensor) -> tuple[Tensor, Tensor]:
+        h = h + (six[:, 2] * branch if gated else branch)
+        return h, plain_modulate(h, six[:, 3], six[:, 4])
+
+    agree(ours, plain, [h, branch, six], 1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_branch_joins(size: tuple[int, int, int], device: str) -> None:
+    images, _tokens, width = size
+    h, branch, six = random(device, size, size, (images, 6, 1, width))
+    agree(
+        lambda h, branch, six: fused.gated_add(h, six[:, 5], branch),
+        lambda h, branch, six: h + six[:, 5] * branch,
+        [h, branch, six],
+        1e-6,
+    )
+
+
+def test_a_gradient_that_is_a_broadcast_number(device: str) -> None:
+    """What .sum().backward() sends back has strides of 0."""
+    h, six = (x.requires_grad_() for x in random(device, (2, 5, 32), (2, 6, 1, 32)))
+    total, y = fused.add_norm_modulate(h, h, None, six[:, 0], six[:, 1], EPS)
+    (total.sum() + y.sum()).backward()
+    assert six.grad is not None
+    torch.testing.assert_close(six.grad[:, 0], torch.full_like(six.grad[:, 0], 5.0))
+
+
+HEADS = [(2, 20, 5, 2, 24), (1, 65, 77, 2, 72), (1, 256, 130, 1, 72), (2, 17, 16, 1, 64), (2, 16, 40, 1, 128)]
+
+
+@pytest.mark.parametrize("size", HEADS, ids=str)
+def test_self_attention(size: tuple[int, int, int, int, int], device: str) -> None:
+    images, tokens, _keys, heads, head = size
+    (qkv,) = random(device, (images, tokens, 3, heads, head), dtype=torch.float16)
+    agree(fused.self_attention, lambda qkv: plain_attention(*qkv.unbind(2), None), [qkv], 2e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("size", HEADS, ids=str)
+def test_cross_attention(size: tuple[int, int, int, int, int], masked: bool, device: str) -> None:
+    images, tokens, keys, heads, head = size
+    q, kv = random(device, (images, tokens, heads, head), (images, keys, 2, heads, head), dtype=torch.float16)
+    mask = None
+    if masked:
+        mask = (torch.rand(images, keys, generator=torch.Generator().manual_seed(2)) < 0.4).to(device)
+        mask[:, : keys // 2] = False  # a whole block of keys may be forbidden
+        mask[:, -2:] = True
+    agree(
+        lambda q, kv: fused.cross_attention(q, kv, mask),
+        lambda q, kv: plain_attention(q, *kv.unbind(2), mask),
+        [q, kv],
+        2e-3,
+    )
+
+
+@pytest.mark.parametrize("condition", ["none", "tokens"])
+@pytest.mark.parametrize("variant", ["adaln", "adaln-single"])
+def test_a_block_is_the_same_block(variant: Any, condition: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused or plain, a whole block has the same answer and the same gradients, masked text included."""
+    config = DiTConfig(latent=(3, 4, 8), patch=2, width=48, depth=1, heads=2, variant=variant)
+    if condition == "tokens":
+        config = replace(config, condition="tokens", text_width=6, text_length=5)
+    block = Block(config).to(device)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    h, signal, text = random(device, (3, 8, 48), (3, 48) if variant == "adaln" else (3, 6, 48), (3, 5, 48))
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]], device=device).bool()[:, None, None]
+
+    def run(h: Tensor, signal: Tensor, text: Tensor, *_weights: Tensor) -> tuple[Tensor, ...]:
+        y = block(h, signal, text if block.cross else None, mask if block.cross else None)
+        return (
+            y + 0.0 * text.sum(),
+            *torch.autograd.grad(y.square().sum(), list(block.parameters()), retain_graph=True),
+        )
+
+    monkeypatch.setattr(fused, "available", lambda h: False)
+    plain = run(*(x.requires_grad_() for x in (h, signal, text)))
+    plain += torch.autograd.grad(plain[0].square().sum(), (h, signal, text))
+    monkeypatch.setattr(fused, "available", lambda h: True)
+    monkeypatch.setattr(fused, "HALF_TYPES", (torch.float32,))  # attention too, at the precision of this test
+    ours = run(h, signal, text)
+    ours += torch.autograd.grad(ours[0].square().sum(), (h, signal, text))
+    for a, b in zip(ours, plain, strict=True):
+        assert (a - b).norm() <= 1e-4 * b.norm()
+
+
+def plain_modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    mean, variance = h.mean(-1, keepdim=True), h.var(-1, keepdim=True, unbiased=False)
+    return (h - mean) / (variance + EPS).sqrt() * (1 + scale) + shift
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, N, H, d] each -> [B, N, H d]."""
+    scores = torch.einsum("bnhd,blhd->bhnl", q, k) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+    return torch.einsum("bhnl,blhd->bnhd", scores.softmax(-1), v).flatten(2)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="about the plain path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_a_cpu_a_block_is_the_plain_formula_to_the_bit(dtype: torch.dtype) -> None:
+    """The block as it was before there were kernels, written out."""
+    config = DiTConfig(
+        latent=(3, 4, 8), patch=2, width=48, depth=1, heads=2, condition="tokens", text_width=6, text_length=5
+    )
+    block = Block(config).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+    h, signal, text = random("cpu", (3, 8, 48), (3, 6, 48), (3, 5, 48), dtype=dtype)
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]]).bool()[:, None, None]
+    assert not fused.available(h)
+    assert block.cross is not None
+
+    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (signal + block.table)[:, :, None].unbind(1)
+    y = torch.addcmul(shift, F.layer_norm(h, (48,), eps=EPS), 1.0 + scale)
+    q, k, v = dit.split_heads(block.attention.qkv(y), 3, 2)
+    attended = block.attention.out(dit.join_heads(F.scaled_dot_product_attention(q, k, v)))
+    wanted = torch.addcmul(h, gate, attended)
+    (q,), (k, v) = dit.split_heads(block.cross.q(wanted), 1, 2), dit.split_heads(block.cross.kv(text), 2, 2)
+    wanted = wanted + block.cross.out(dit.join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+    y = torch.addcmul(mlp_shift, F.layer_norm(wanted, (48,), eps=EPS), 1.0 + mlp_scale)
+    wanted = torch.addcmul(wanted, mlp_gate, block.mlp(y))
+    assert torch.equal(block(h, signal, text, mask), wanted)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="about the plain path")
+@pytest.mark.parametrize("variant", ["adaln", "adaln-single"])
+def test_tokens_keep_their_type_under_autocast(variant: Any) -> None:
+    block = Block(DiTConfig(latent=(3, 4, 8), patch=2, width=32, depth=1, heads=2, variant=variant))
+    h, signal = random("cpu", (2, 8, 32), (2, 32) if variant == "adaln" else (2, 6, 32), dtype=torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert block(h, signal, None, None).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA: NOT TESTED HERE")
+@pytest.mark.parametrize("condition", ["none", "tokens"])
+def test_a_block_compiles_into_one_graph_on_cuda(condition: Any) -> None:
+    """Under bfloat16 autocast, compiled, fused: within bfloat16's error of the plain block in float32."""
+    config = DiTConfig(latent=(4, 32, 32), patch=2, width=144, depth=1, heads=2)
+    if condition == "tokens":
+        config = replace(config, condition="tokens", text_width=6, text_length=77)
+    torch.manual_seed(0)
+    block = Block(config).cuda()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(0.0, 0.05)
+    h, signal, text = random("cuda", (3, 256, 144), (3, 6, 144), (3, 77, 144))
+    mask = (torch.arange(77, device="cuda") < torch.tensor([[1], [40], [77]], device="cuda"))[:, None, None]
+    compiled = torch.compile(block, fullgraph=True, dynamic=False)
+
+    def step(run: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (h, signal, text)]
+        y = run(*leaves[:2], leaves[2] if block.cross else None, mask if block.cross else None)
+        wanted = [*leaves[: 3 if block.cross else 2], *block.parameters()]
+        return [y, *torch.autograd.grad(y, wanted, h.to(y.dtype))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "available", lambda h: False)
+        truth = step(block, torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = step(compiled, torch.bfloat16)
+    for index, (a, b) in enumerate(zip(found, truth, strict=True)):
+        assert (a.float() - b).norm() <= 0.03 * b.norm(), f"result {index}"

@@ -346,10 +346,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, h: Tensor, bias_gradient: bool = True) -> Tensor:
         """[B, N, D] -> [B, N, D]. `bias_gradient` False: the caller sees to the gradient of `out.bias`."""
-        qkv = self.qkv(h)
         tokens, width = h.shape[1:]
-        if self.norm is None and fused.attends(qkv, tokens, tokens, width // self.heads):
-            return linear(self.out, fused.self_attention(qkv.unflatten(2, (3, self.heads, -1))), bias_gradient)
+        if self.norm is None and fused.attends(h, tokens, tokens, width // self.heads):
+            qkv = linear(self.qkv, h, bias_gradient=False).reshape(*h.shape[:2], 3, self.heads, -1)
+            return linear(self.out, fused.self_attention(qkv, self.qkv.bias), bias_gradient)
+        qkv = self.qkv(h)
         q, k, v = split_heads(qkv, 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
@@ -368,17 +369,17 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None, bias_gradient: bool = True) -> Tensor:
-        asked = self.q(h)
         tokens, width = h.shape[1:]
-        if self.norm is None and fused.attends(asked, tokens, text.shape[1], width // self.heads):
-            q, kv = asked.unflatten(2, (self.heads, -1)), self.kv(text).unflatten(2, (2, self.heads, -1))
-            answer = fused.cross_attention(q, kv, None if mask is None else mask.flatten(1))
-            return linear(self.out, answer, bias_gradient)
+        if self.norm is None and fused.attends(h, tokens, text.shape[1], width // self.heads):
+            q = linear(self.q, h, bias_gradient=False).reshape(*h.shape[:2], self.heads, -1)
+            kv = linear(self.kv, text, bias_gradient=False).reshape(*text.shape[:2], 2, self.heads, -1)
+            mask = None if mask is None else mask.flatten(1)
+            return linear(self.out, fused.cross_attention(q, kv, mask, self.q.bias, self.kv.bias), bias_gradient)
         if mask is not None and h.is_cuda:
             # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
             missing = -text.shape[1] % 16
             text, mask = F.pad(text, (0, 0, 0, missing)), F.pad(mask, (0, missing))
-        (q,) = split_heads(asked, 1, self.heads)
+        (q,) = split_heads(self.q(h), 1, self.heads)
         k, v = split_heads(self.kv(text), 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
@@ -435,7 +436,11 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor, bias_gradient: bool = True) -> Tensor:
         """`bias_gradient` False: the caller sees to the gradient of `leave.bias`."""
-        return linear(self.leave, self.activation(self.enter(x)), bias_gradient)
+        if fused.available(x) and isinstance(self.activation, nn.GELU) and self.activation.approximate == "tanh":
+            hidden = fused.gelu(linear(self.enter, x, bias_gradient=False), self.enter.bias)
+        else:
+            hidden = self.activation(self.enter(x))
+        return linear(self.leave, hidden, bias_gradient)
 
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:

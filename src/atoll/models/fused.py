@@ -22,6 +22,11 @@ A branch comes from a linear map, whose bias [D] has the gradient dbias = sum_bn
 pass over dbranch, unless it is done here. So an operator may be told of the bias that its input already holds. It only
 hands back the gradient; the linear map must then be given the bias detached.
 
+The MLP's activation, gelu, for the sake of the bias before it: y = x w, w = 1 / (1 + exp(-2 u)),
+u = (2 / pi)^1/2 (x + 0.044715 x^3), which is GELU in its tanh form;
+
+    dx = dy (w + 2 x w (1 - w) du/dx),   dbias = sum_bn dx
+
 Attention of short sequences, self_attention and cross_attention, where the linear maps leave and want their numbers:
 no head is moved, nothing is stacked. For one head of width d, tokens i, keys j, c = d^-1/2:
 
@@ -29,6 +34,7 @@ no head is moved, nothing is stacked. For one head of width d, tokens i, keys j,
 
     dv = p^T do,   dp = do v^T,   ds = p (dp - delta),   delta_i = sum_j p_ij dp_ij = do_i . o_i
     dq = c ds k,   dk = c ds^T q
+    biases of q, k, v: sum_i dq_i = c sum_j (sum_i ds_ij) k_j;   0, as sum_j ds_ij = 0;   sum_j dv_j
 
 z is kept (in powers of two), p is made again. A backward program owns one head of one image: it holds a block of keys
 with their dk and dv, and passes all queries by them. When the keys need more than one block, dq is added up in place.
@@ -158,7 +164,10 @@ TILES = {
     "norm_backward": Tile(numbers=2048, warps=8, run=32),
     "add": Tile(numbers=4096, warps=4),
     "add_backward": Tile(numbers=4096, warps=4, run=32),
+    "gelu": Tile(numbers=4096, warps=4),
+    "gelu_backward": Tile(numbers=4096, warps=4, run=128),
 }
+GELU_COLUMNS = 512  # a program of gelu's takes this many columns: there is no sum along a row
 ATTENTION_TILES = {
     "self": AttentionTile(rows=128, columns=64, warps=8, stages=2),
     "cross": AttentionTile(rows=128, columns=128, warps=8, stages=2),
@@ -362,6 +371,66 @@ def add_backward_kernel(
 
 
 @kernel
+def gelu_parts(x):
+    """GELU(x) / x, and the slope of GELU."""
+    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    w = 1.0 / (1.0 + tl.exp(-2.0 * u))
+    slope = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
+    return w, w + 2.0 * x * w * (1.0 - w) * slope
+
+
+@kernel
+def gelu_kernel(
+    x_ptr,
+    y_ptr,
+    TOKENS: tl.constexpr,
+    TOTAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """TOTAL numbers in a row, of which a program takes BLOCK; WIDTH is BLOCK's, as a tile has it."""
+    pieces: tl.constexpr = (TOTAL + BLOCK - 1) // BLOCK
+    rows = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
+    inside = (rows < TOKENS)[:, None] & (columns < TOTAL)[None, :]
+    places = rows[:, None] * TOTAL + columns[None, :]
+    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    w, _slope = gelu_parts(x)
+    tl.store(y_ptr + places, (x * w).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel
+def gelu_backward_kernel(
+    dy_ptr,
+    x_ptr,
+    dx_ptr,
+    dbias_ptr,
+    TOKENS: tl.constexpr,
+    TOTAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    pieces: tl.constexpr = (TOTAL + BLOCK - 1) // BLOCK
+    run = tl.program_id(0) // pieces
+    columns = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
+    dbias = tl.zeros([BLOCK], tl.float32)
+    for row in range(0, RUN, ROWS):
+        rows = run.to(tl.int64) * RUN + row + tl.arange(0, ROWS)
+        inside = (rows < TOKENS)[:, None] & (columns < TOTAL)[None, :]
+        places = rows[:, None] * TOTAL + columns[None, :]
+        x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        _w, slope = gelu_parts(x)
+        dx = dy * slope
+        dbias += tl.sum(dx, axis=0)
+        tl.store(dx_ptr + places, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dbias_ptr + run * TOTAL + columns, dbias, mask=columns < TOTAL)
+
+
+@kernel
 def load_part(
     start_ptr,
     rows,
@@ -483,9 +552,12 @@ def attend_backward(
     dq_ptr,
     dk_ptr,
     dv_ptr,
+    q_bias_ptr,
+    v_bias_ptr,
     Q_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
     HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -526,6 +598,7 @@ def attend_backward(
             v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
             dk_high = tl.zeros([COLUMNS, HIGH], tl.float32)
             dv_high = tl.zeros([COLUMNS, HIGH], tl.float32)
+        pull = tl.zeros([COLUMNS], tl.float32)  # of each key on all queries together
 
         for first in range(0, TOKENS, ROWS):
             rows = first + tl.arange(0, ROWS)
@@ -552,7 +625,10 @@ def attend_backward(
                 if HIGH > 0:
                     o_high = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
                     delta += tl.sum(o_high.to(tl.float32) * do_high.to(tl.float32), axis=1)
-            ds = (p * (dp - delta[None, :])).to(number)
+            ds = p * (dp - delta[None, :])
+            if HAS_BIAS:
+                pull += tl.sum(ds, axis=1)
+            ds = ds.to(number)
             p = p.to(number)
 
             dv_low = tl.dot(p, do_low, dv_low, input_precision="ieee")
@@ -575,6 +651,22 @@ def attend_backward(
         if HIGH > 0:
             store_part(dk_ptr, factor * dk_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
             store_part(dv_ptr, dv_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
+
+        if HAS_BIAS:
+            # stored at once, and from keys read again: dk and dv need all the registers there are
+            block = image * ((KEYS + COLUMNS - 1) // COLUMNS) + first_key // COLUMNS
+            low = tl.arange(0, LOW)
+            place = block * (HEADS * HEAD) + head * HEAD + low
+            k_again = load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD).to(tl.float32)
+            tl.store(q_bias_ptr + place, factor * tl.sum(pull[:, None] * k_again, axis=0), mask=low < HEAD)
+            tl.store(v_bias_ptr + place, tl.sum(dv_low, axis=0), mask=low < HEAD)
+            if HIGH > 0:
+                high = LOW + tl.arange(0, HIGH)
+                place_high = block * (HEADS * HEAD) + head * HEAD + high
+                k_again_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD).to(tl.float32)
+                q_bias_high = factor * tl.sum(pull[:, None] * k_again_high, axis=0)
+                tl.store(q_bias_ptr + place_high, q_bias_high, mask=high < HEAD)
+                tl.store(v_bias_ptr + place_high, tl.sum(dv_high, axis=0), mask=high < HEAD)
         if KEYS > COLUMNS:
             tl.debug_barrier()  # other threads of this program read back the dq stored here
 
@@ -624,6 +716,9 @@ def self_attention_backward_kernel(
     z_ptr,
     do_ptr,
     dqkv_ptr,
+    q_bias_ptr,
+    v_bias_ptr,
+    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -644,9 +739,12 @@ def self_attention_backward_kernel(
         dqkv_ptr,
         dqkv_ptr + width,
         dqkv_ptr + 2 * width,
+        q_bias_ptr,
+        v_bias_ptr,
         3 * width,
         3 * width,
         False,
+        HAS_BIAS,
         TOKENS,
         TOKENS,
         HEADS,
@@ -707,7 +805,10 @@ def cross_attention_backward_kernel(
     do_ptr,
     dq_ptr,
     dkv_ptr,
+    q_bias_ptr,
+    v_bias_ptr,
     HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -729,9 +830,12 @@ def cross_attention_backward_kernel(
         dq_ptr,
         dkv_ptr,
         dkv_ptr + width,
+        q_bias_ptr,
+        v_bias_ptr,
         width,
         2 * width,
         HAS_MASK,
+        HAS_BIAS,
         TOKENS,
         KEYS,
         HEADS,
@@ -1031,26 +1135,81 @@ differentiate(_gated_add, _gated_add_gradient, _gated_add_context)
 
 
 # ---------------------------------------------------------------------------------------------------------------
+# gelu
+
+
+def gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """GELU in its tanh form, of x [.., W], in x's type. bias [W] is one that x holds already, detached."""
+    y: Tensor = _gelu(x.contiguous(), bias)
+    return y
+
+
+@operator("gelu")
+def _gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    width = x.shape[-1]
+    tokens = x.numel() // width
+    sizes = TILES["gelu"].of(tokens, min(GELU_COLUMNS, power_of_two(width)))
+    y = torch.empty_like(x)
+    programs = -(-tokens // sizes["ROWS"]) * -(-width // sizes["BLOCK"])
+    wrap_triton(gelu_kernel)[(programs,)](x_ptr=x, y_ptr=y, TOKENS=tokens, TOTAL=width, **sizes)
+    return y
+
+
+@operator("gelu_backward")
+def _gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """dx, and the shares of dbias, float32 [1, runs, W]."""
+    width = x.shape[-1]
+    tokens = x.numel() // width
+    sizes = TILES["gelu_backward"].of(tokens, min(GELU_COLUMNS, power_of_two(width)))
+    dx, (dbias,) = torch.empty_like(x), run_shares(x.reshape(1, tokens, width), sizes, 1)
+    wrap_triton(gelu_backward_kernel)[(dbias.shape[1] * -(-width // sizes["BLOCK"]),)](
+        dy_ptr=dy, x_ptr=x, dx_ptr=dx, dbias_ptr=dbias, TOKENS=tokens, TOTAL=width, **sizes
+    )
+    return dx, dbias
+
+
+def _gelu_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, bias = inputs
+    ctx.save_for_backward(x)
+    ctx.bias_type = None if bias is None else bias.dtype
+
+
+def _gelu_gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    dx, biases = _gelu_backward(dy.contiguous(), *ctx.saved_tensors)
+    return dx, None if ctx.bias_type is None else over_all(biases, ctx.bias_type)
+
+
+differentiate(_gelu, _gelu_gradient, _gelu_context)
+
+
+# ---------------------------------------------------------------------------------------------------------------
 # Attention
 
 
-def self_attention(qkv: Tensor) -> Tensor:
-    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d]."""
-    o: Tensor = _self_attention(qkv.contiguous())[0]
+def self_attention(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d].
+
+    bias [3 H d] is one that `qkv` holds already, detached: its gradient comes from here.
+    """
+    o: Tensor = _self_attention(qkv.contiguous(), bias)[0]
     return o
 
 
-def cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
+def cross_attention(
+    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None = None, kv_bias: Tensor | None = None
+) -> Tensor:
     """Queries [B, N, H, d] ask keys and values [B, L, 2, H, d] -> [B, N, H d].
 
-    mask, bool [B, L], is True where a key may be read: at least one in every row.
+    mask, bool [B, L], is True where a key may be read: at least one in every row. q_bias [H d] and kv_bias [2 H d]
+    are those that q and kv hold already, detached.
     """
-    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), None if mask is None else mask.contiguous())[0]
+    mask = None if mask is None else mask.contiguous()
+    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask, q_bias, kv_bias)[0]
     return o
 
 
 @operator("self_attention")
-def _self_attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
+def _self_attention(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
     images, tokens, _three, heads, head = qkv.shape
     sizes = ATTENTION_TILES["self"].of(tokens, tokens, heads, head)
@@ -1063,31 +1222,50 @@ def _self_attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @operator("self_attention_backward")
-def _self_attention_backward(do: Tensor, qkv: Tensor, o: Tensor, z: Tensor) -> Tensor:
+def _self_attention_backward(
+    do: Tensor, biased: bool, qkv: Tensor, o: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dqkv, and if `biased` the shares of the gradients of q's and v's bias, float32
+    [B, blocks of keys, H d]."""
     images, tokens, _three, heads, head = qkv.shape
     sizes = ATTENTION_TILES["self_backward"].of(tokens, tokens, heads, head)
     del sizes["KEYS"]
-    dqkv = torch.empty_like(qkv)
+    dqkv, q_bias, v_bias = torch.empty_like(qkv), *bias_shares(o, tokens, sizes, 2)
     wrap_triton(self_attention_backward_kernel)[(images * heads,)](
-        qkv_ptr=qkv, o_ptr=o, z_ptr=z, do_ptr=do, dqkv_ptr=dqkv, **sizes
+        qkv_ptr=qkv,
+        o_ptr=o,
+        z_ptr=z,
+        do_ptr=do,
+        dqkv_ptr=dqkv,
+        q_bias_ptr=q_bias,
+        v_bias_ptr=v_bias,
+        HAS_BIAS=biased,
+        **sizes,
     )
-    return dqkv
+    return dqkv, q_bias, v_bias
 
 
-def _self_attention_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
+def _self_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, bias = inputs
+    ctx.save_for_backward(qkv, *output)
+    ctx.bias_type = None if bias is None else bias.dtype
 
 
-def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> Tensor:
-    dqkv: Tensor = _self_attention_backward(do.contiguous(), *ctx.saved_tensors)
-    return dqkv
+def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
+    dqkv, q_bias, v_bias = _self_attention_backward(do.contiguous(), ctx.bias_type is not None, *ctx.saved_tensors)
+    if ctx.bias_type is None:
+        return dqkv, None
+    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
+    return dqkv, torch.cat([q_bias, torch.zeros_like(q_bias), v_bias]).to(ctx.bias_type)
 
 
 differentiate(_self_attention, _self_attention_gradient, _self_attention_context)
 
 
 @operator("cross_attention")
-def _cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _cross_attention(
+    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None, kv_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
     images, tokens, heads, head = q.shape
     sizes = ATTENTION_TILES["cross"].of(tokens, kv.shape[1], heads, head)
@@ -1102,11 +1280,13 @@ def _cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> tuple[Tensor
 
 @operator("cross_attention_backward")
 def _cross_attention_backward(
-    do: Tensor, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor]:
+    do: Tensor, biased: bool, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dkv, and if `biased` the shares of the gradients of q's and v's bias, float32
+    [B, blocks of keys, H d]."""
     images, tokens, heads, head = q.shape
     sizes = ATTENTION_TILES["cross_backward"].of(tokens, kv.shape[1], heads, head)
-    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
+    dq, dkv, q_bias, v_bias = torch.empty_like(q), torch.empty_like(kv), *bias_shares(o, kv.shape[1], sizes, 2)
     wrap_triton(cross_attention_backward_kernel)[(images * heads,)](
         q_ptr=q,
         kv_ptr=kv,
@@ -1116,18 +1296,29 @@ def _cross_attention_backward(
         do_ptr=do,
         dq_ptr=dq,
         dkv_ptr=dkv,
+        q_bias_ptr=q_bias,
+        v_bias_ptr=v_bias,
         HAS_MASK=mask is not None,
+        HAS_BIAS=biased,
         **sizes,
     )
-    return dq, dkv
+    return dq, dkv, q_bias, v_bias
 
 
 def _cross_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
+    q, kv, mask, q_bias, kv_bias = inputs
+    ctx.save_for_backward(q, kv, mask, *output)
+    ctx.bias_types = [None if bias is None else bias.dtype for bias in (q_bias, kv_bias)]
 
 
 def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    return *_cross_attention_backward(do.contiguous(), *ctx.saved_tensors), None
+    q_type, kv_type = ctx.bias_types
+    biased = q_type is not None or kv_type is not None
+    dq, dkv, q_bias, v_bias = _cross_attention_backward(do.contiguous(), biased, *ctx.saved_tensors)
+    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
+    dq_bias = None if q_type is None else q_bias.to(q_type)
+    dkv_bias = None if kv_type is None else torch.cat([torch.zeros_like(v_bias), v_bias]).to(kv_type)
+    return dq, dkv, None, dq_bias, dkv_bias
 
 
 differentiate(_cross_attention, _cross_attention_gradient, _cross_attention_context)
@@ -1146,6 +1337,12 @@ def run_shares(h: Tensor, sizes: dict[str, int], how_many: int) -> list[Tensor]:
     images, tokens, width = h.shape
     shape = images, -(-tokens // sizes["RUN"]), width
     return [torch.empty(shape, dtype=torch.float32, device=h.device) for _ in range(how_many)]
+
+
+def bias_shares(o: Tensor, keys: int, sizes: dict[str, Any], how_many: int) -> list[Tensor]:
+    """Room for the share that every block of keys has in a bias's gradient, float32 [B, blocks, H d]."""
+    shape = o.shape[0], -(-keys // sizes["COLUMNS"]), o.shape[2]
+    return [torch.empty(shape, dtype=torch.float32, device=o.device) for _ in range(how_many)]
 
 
 def over_tokens(shares: Tensor, dtype: torch.dtype) -> Tensor:

@@ -29,7 +29,7 @@ class Execution(BaseModel):
     micro_batch: int | None = Field(None, gt=0, description="images per forward pass; none: the whole batch")
     recomputed_blocks: int = Field(0, ge=0, description="blocks that keep no activations and compute them twice")
     compiling: Literal["none", "blocks", "graph"] = Field(
-        "none", description="blocks: each compiled; graph: that, and the whole step replayed as one CUDA graph"
+        "none", description="blocks: each compiled; graph: that, and the step replayed as one CUDA graph"
     )
     moments: Literal["float32", "8-bit"] = Field("float32", description="storage of Adam's moments (8-bit: torchao)")
     average: Literal["device", "host"] = Field("device", description="where the weight average lies")
@@ -45,13 +45,15 @@ def named_or_best(name: str | None) -> str:
 def open_device(execution: Execution) -> torch.device:
     """The device of an execution, ready to use; on a CPU with its number of threads."""
     try:
-        device = torch.device(placed_on(execution.device))
-        torch.empty(1, device=device)
+        # with its number, where it has one: `cuda` alone is not a device everywhere
+        device = torch.empty(1, device=placed_on(execution.device)).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--device {execution.device}: not usable here ({reason}); use cpu") from error
     if execution.compiling == "graph" and device.type != "cuda":
         raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
+    if execution.compiling == "graph" and execution.average == "host":
+        raise UserError("average host: needs the host at every step, which a graph has not; use compiling=blocks")
     if execution.moments == "8-bit" and find_spec("torchao") is None:
         raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
     if device.type == "cpu":

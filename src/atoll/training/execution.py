@@ -36,6 +36,23 @@ class Execution(BaseModel):
     samples: Literal["device", "host"] = Field("host", description="where the cluster's samples lie")
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on it, so it is a constant by default")
 
+    @property
+    def savings(self) -> list[str]:
+        """What is done to need less memory, besides smaller micro-batches, in words."""
+        parts = [f"{self.recomputed_blocks} blocks recomputed"] if self.recomputed_blocks else []
+        if self.moments != "float32":
+            parts.append(f"{self.moments} moments")
+        if self.average != "device":
+            parts.append("average on the host")
+        return parts
+
+    @property
+    def in_words(self) -> str:
+        """Such as `micro-batch 32, bfloat16, 8-bit moments, compiled`."""
+        micro_batch = "whole batches" if self.micro_batch is None else f"micro-batch {self.micro_batch}"
+        compiling = {"none": [], "blocks": ["compiled"], "graph": ["one CUDA graph"]}[self.compiling]
+        return ", ".join([micro_batch, self.precision, *self.savings, *compiling])
+
 
 def named_or_best(name: str | None) -> str:
     """The device a user names; for who names none, cuda if there is one."""

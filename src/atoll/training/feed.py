@@ -123,7 +123,6 @@ class Feed:
         except BaseException as error:  # noqa: BLE001, it is raised where the batch was asked for
             ready.put(error)
 
-
     def _drawn_on(self, stream: torch.cuda.Stream, step: int) -> Batch | None:
         """Batches do not depend on each other, so several are drawn at once; device work is in the stream's order."""
         with torch.cuda.stream(stream):

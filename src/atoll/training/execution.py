@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..artifacts import UserError
 from .team import placed_on
@@ -36,6 +36,11 @@ class Execution(BaseModel):
     samples: Literal["device", "host"] = Field("host", description="where the cluster's samples lie")
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on it, so it is a constant by default")
 
+    @field_validator("compiling", mode="before")
+    @classmethod
+    def _none_is_a_name(cls, value: object) -> object:
+        return "none" if value is None else value  # `--set compiling=none`: the command line reads none as nothing
+
 
 def named_or_best(name: str | None) -> str:
     """The device a user names; for who names none, cuda if there is one."""
@@ -52,6 +57,8 @@ def open_device(execution: Execution) -> torch.device:
         raise UserError(f"--device {execution.device}: not usable here ({reason}); use cpu") from error
     if execution.compiling == "graph" and device.type != "cuda":
         raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
+    if execution.compiling == "graph" and execution.average == "host":
+        raise UserError("compiling graph: a graph cannot hold an average on the host; use average device, or blocks")
     if execution.moments == "8-bit" and find_spec("torchao") is None:
         raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
     if device.type == "cpu":

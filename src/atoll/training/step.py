@@ -88,7 +88,8 @@ class Step:
     def _usual_rows(self) -> int:
         """Rows of a forward pass, but for what is left over at the end of a batch or of the budget."""
         part = self._team.part(self._training.batch)
-        return min(part.stop - part.start, self._execution.micro_batch or self._training.batch)
+        rows: int = part.stop - part.start
+        return min(rows, self._execution.micro_batch or self._training.batch)
 
     def _update(self, loss: Tensor, batch: Batch) -> None:
         """Clip, check, update the weights and their average, and count; all of it on the device."""

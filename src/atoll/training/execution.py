@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..artifacts import UserError
 from .team import placed_on
@@ -53,6 +53,11 @@ class Execution(BaseModel):
         compiling = {"none": [], "blocks": ["compiled"], "graph": ["one CUDA graph"]}[self.compiling]
         return ", ".join([micro_batch, self.precision, *self.savings, *compiling])
 
+    @field_validator("compiling", mode="before")
+    @classmethod
+    def _none_is_a_name(cls, value: object) -> object:
+        return "none" if value is None else value  # `--set compiling=none`: the command line reads none as nothing
+
 
 def named_or_best(name: str | None) -> str:
     """The device a user names; for who names none, cuda if there is one."""
@@ -70,7 +75,7 @@ def open_device(execution: Execution) -> torch.device:
     if execution.compiling == "graph" and device.type != "cuda":
         raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
     if execution.compiling == "graph" and execution.average == "host":
-        raise UserError("average host: needs the host at every step, which a graph has not; use compiling=blocks")
+        raise UserError("compiling graph: a graph cannot hold an average on the host; use average device, or blocks")
     if execution.moments == "8-bit" and find_spec("torchao") is None:
         raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
     if device.type == "cpu":

@@ -73,7 +73,7 @@ class Step:
 
     def _compute(self, batch: Batch, images: int | None = None) -> None:
         images = images or self._training.batch
-        state, team = self._state, self._team
+        team = self._team
         rows = next(len(value) for value in batch.values() if value.ndim)
         parts = micro_batches(rows, self._execution.micro_batch)
         self._forget()
@@ -93,7 +93,8 @@ class Step:
     def _usual_rows(self) -> int:
         """Rows of a forward pass, but for what is left over at the end of a batch or of the budget."""
         part = self._team.part(self._training.batch)
-        return min(part.stop - part.start, self._execution.micro_batch or self._training.batch)
+        rows: int = part.stop - part.start
+        return min(rows, self._execution.micro_batch or self._training.batch)
 
     def _update(self, loss: Tensor, batch: Batch) -> None:
         """Clip, check, update the weights and their average, and count; all of it on the device."""

@@ -124,6 +124,16 @@ def test_gelu(size: tuple[int, ...], device: str) -> None:
     )
 
 
+def test_images_may_share_a_vector(device: str) -> None:
+    h, vector = random(device, (3, 5, 48), (1, 1, 48))
+    agree(
+        lambda h, v: fused.gated_add(fused.norm_modulate(h, v, v, EPS), v, h),
+        lambda h, v: plain_modulate(h, v, v) + v * h,
+        [h, vector],
+        1e-6,
+    )
+
+
 def test_a_gradient_that_is_a_broadcast_number(device: str) -> None:
     """What .sum().backward() sends back has strides of 0."""
     h, six = (x.requires_grad_() for x in random(device, (2, 5, 32), (2, 6, 1, 32)))

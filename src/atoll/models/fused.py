@@ -51,6 +51,7 @@ kept, 8 bytes a token; x is made again from h. No kernel has atomics: equal inpu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,23 @@ def wrap_triton(compiled: Any) -> Any:
     Keep the name, and call it on a kernel's name: torch reads the operators' source to find the kernels they use.
     """
     traceable = isinstance(compiled, triton.runtime.jit.JITFunction)
-    return torch.library.wrap_triton(compiled) if traceable else compiled
+    wrapped = torch.library.wrap_triton(compiled) if traceable else compiled
+    return OnItsDevice(compiled) if wrapped is compiled else wrapped
+
+
+@dataclass(frozen=True)
+class OnItsDevice:
+    """A kernel that runs where its tensors are. Triton launches on the current device, which may be another."""
+
+    compiled: Any
+
+    def __getitem__(self, programs: tuple[int]) -> Callable[..., None]:
+        def launch(**arguments: Any) -> None:
+            device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                self.compiled[programs](**arguments)
+
+        return launch
 
 
 @dataclass(frozen=True)
@@ -853,7 +870,7 @@ def cross_attention_backward_kernel(
 
 def norm_modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """LayerNorm(h) (1 + scale) + shift, in h's type."""
-    y: Tensor = _norm_modulate(h.contiguous(), shift, scale, eps)[0]
+    y: Tensor = _norm_modulate(h.contiguous(), per_image(shift, h), per_image(scale, h), eps)[0]
     return y
 
 
@@ -945,6 +962,8 @@ def add_norm_modulate(
 
     bias [D] is one that `branch` holds already, detached: its gradient comes from here.
     """
+    gate = None if gate is None else per_image(gate, h)
+    shift, scale = per_image(shift, h), per_image(scale, h)
     total, y, _mean, _rstd = _add_norm_modulate(h.contiguous(), branch.contiguous(), gate, shift, scale, eps, bias)
     return total, y
 
@@ -1078,7 +1097,7 @@ differentiate(_add_norm_modulate, _add_norm_modulate_gradient, _add_norm_modulat
 
 def gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None = None) -> Tensor:
     """h + gate branch, in h's type. bias [D] is one that `branch` holds already, detached."""
-    total: Tensor = _gated_add(h.contiguous(), gate, branch.contiguous(), bias)
+    total: Tensor = _gated_add(h.contiguous(), per_image(gate, h), branch.contiguous(), bias)
     return total
 
 
@@ -1325,6 +1344,11 @@ differentiate(_cross_attention, _cross_attention_gradient, _cross_attention_cont
 
 
 # ---------------------------------------------------------------------------------------------------------------
+
+
+def per_image(vector: Tensor, h: Tensor) -> Tensor:
+    """[B or 1, 1, D] -> [B, 1, D]: a kernel does not check what it reads."""
+    return vector.expand(h.shape[0], 1, h.shape[2])
 
 
 def token_numbers(h: Tensor, how_many: int) -> list[Tensor]:

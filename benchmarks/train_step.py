@@ -12,6 +12,7 @@ Jobs, each in a process of its own, so that memory and start-up are its own:
   xl-plain        xl-bare without our fused kernels: what inductor makes of the plain formulas
   xl-24, xl-16    the same training within --memory 24GB and 16GB
   xl-checkpoint   the same training with a checkpoint every few seconds: how long does a step wait for it?
+  small-1024-bare as xl-bare, for the small network
   small-128, small-1024   `train` of a 22.5M network (width 384, depth 12, 64 tokens, patch 1) at two batch sizes
 `train` is stopped after a fixed number of steps; the clock runs between two synchronised moments after warm-up.
 What is in --out already is kept, so that jobs can be added (a lent GPU comes in ten-minute turns).
@@ -52,7 +53,10 @@ from atoll.training.recipe import Training
 from atoll.training.resources import Resources
 from atoll.training.step import arrange
 
-JOBS = ("xl", "peer", "xl-bare", "xl-24", "xl-16", "small-128", "small-1024", "xl-checkpoint", "xl-plain")
+JOBS = (
+    *("xl", "peer", "xl-bare", "xl-24", "xl-16", "xl-checkpoint", "xl-plain"),
+    *("small-128", "small-1024", "small-1024-bare"),
+)
 WARM_UP, STEPS = 12, 40
 NOBODY = "0" * 64
 
@@ -180,8 +184,8 @@ def make_order(work: Path, name: str, config: DiTConfig, batch: int, samples: in
 
 def order_of(job: str, work: Path, smoke: bool) -> Path:
     if job.startswith("small"):
-        batch = 8 if smoke else int(job.partition("-")[2])
-        return make_order(work, job, small(smoke), batch, 64 if smoke else 20_000)
+        batch = 8 if smoke else int(job.split("-")[1])
+        return make_order(work, f"small-{batch}", small(smoke), batch, 64 if smoke else 20_000)
     return make_order(work, "xl", xl(smoke), 8 if smoke else 128, 32 if smoke else 1024)
 
 
@@ -192,7 +196,7 @@ def measure(job: str, work: Path, smoke: bool) -> None:
     result: dict[str, Any]
     if job == "peer":
         result = measure_peer(smoke)
-    elif job in ("xl-bare", "xl-plain"):
+    elif job in ("xl-bare", "xl-plain", "small-1024-bare"):
         result = measure_bare(order_of(job, work, smoke), smoke, plain=job == "xl-plain")
     else:
         memory = {"xl-24": 24.0, "xl-16": 16.0}.get(job)
@@ -403,7 +407,7 @@ def profiled(step: Callable[[], None], steps: int = 3) -> list[list[Any]]:
             step()
         synchronise()
     rows = [(e.key, e.self_device_time_total / 1e3 / steps, e.count / steps) for e in profile.key_averages()]
-    return [[k[:120], round(ms, 3), round(n, 1)] for k, ms, n in sorted(rows, key=lambda r: -r[1]) if ms > 0.3]
+    return [[k[:120], round(ms, 3), round(n, 1)] for k, ms, n in sorted(rows, key=lambda r: -r[1]) if ms > 0.1]
 
 
 if __name__ == "__main__":

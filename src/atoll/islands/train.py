@@ -26,7 +26,7 @@ from .order import Order, read_order
 from .start import card_for, read_start
 from .validation import Validation
 
-LOG_SECONDS = 10.0
+LOG_SECONDS = 1.0, 30.0  # between lines of progress: at first, when whoever started it looks, and in the long run
 
 
 def train(
@@ -64,7 +64,7 @@ def train(
         choice = resources.choose(cost, training, shards["train"].nbytes(), saved_execution(state_folder))
         log = Log(out / "log.jsonl", watch)
         if choice.said is not None:
-            log(Progress(0, training.images, note=choice.said))
+            log(Progress(0, training.images, note=f"computing: {choice.said}"))
         learner = expert_learner(order, shards, grown_from, choice.execution.device)
         device = open_device(choice.execution)
         if choice.execution.samples == "device":
@@ -143,7 +143,8 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._watch = watch
-        self._written = 0.0
+        self._began = time.monotonic()
+        self._due = 0.0
 
     def write(self, **fields: str | int | float | None) -> None:
         with self._path.open("a") as stream:
@@ -154,8 +155,9 @@ class Log:
         now = time.monotonic()
         if progress.note is not None:
             self.write(event="note", note=progress.note)
-        elif now - self._written >= LOG_SECONDS or progress.images == progress.total:
-            self._written = now
+        elif now >= self._due or progress.images == progress.total:
+            shortest, longest = LOG_SECONDS
+            self._due = now + min(longest, max(shortest, (now - self._began) / 20))
             rate = None if progress.rate is None else round(progress.rate, 1)
             self.write(
                 event="progress",

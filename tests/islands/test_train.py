@@ -22,7 +22,7 @@ from atoll.data.index import split_of
 from atoll.data.prepare import prepare
 from atoll.data.shards import ResidentSamples
 from atoll.islands.expert import load_expert
-from atoll.islands.launch import hand_out
+from atoll.islands.launch import Island, hand_out, images_seen
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import expert_learner, shards_of, train
@@ -96,17 +96,38 @@ def test_killed_and_run_again_it_ends_with_the_same_digest(
     assert Artifact.open(tmp_path / "expert").digest == unbroken.digest
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    planned: Path, unbroken: Artifact, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "expert" / "log.jsonl").exists():
+    island = Island("00", tmp_path, planned / "orders" / "00.json", images=0)
+    while images_seen(island) == 0:
         time.sleep(0.01)
-    process.terminate()
+    process.send_signal(number)
     _, errors = process.communicate()
-    assert process.returncode == 143
+    assert process.returncode == code, errors
     assert "stopped and saved after" in errors
+    assert errors.count("\n") == 1
     assert list((tmp_path / "expert" / "state").glob("*.safetensors"))
     assert train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU).digest == unbroken.digest
+
+
+def test_how_far_an_island_is_comes_from_the_last_line_that_says_so(tmp_path: Path) -> None:
+    island = Island("00", tmp_path, tmp_path / "00.json", images=100)
+    assert images_seen(island) == 0, "no log yet"
+    island.expert.mkdir()
+    log = island.expert / "log.jsonl"
+    for line, images in (
+        ('{"event": "start"}\n', 0),
+        ('{"event": "progress", "images": 32}\n', 32),
+        ('{"event": "note", "note": "out of memory"}\n', 32),
+        ('{"event": "progress", "ima', 32),
+    ):
+        with log.open("a") as stream:
+            stream.write(line)
+        assert images_seen(island) == images
 
 
 def test_a_stop_in_the_middle_resumes_bit_for_bit_in_process(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Are the fused kernels right, and are they faster? On one GPU, against the plain formulas in the same process.
 
-    python benchmarks/kernels.py --out benchmarks/results/kernels.json [--seconds 150]
+    python benchmarks/kernels.py --out benchmarks/results/kernels.json [--seconds 130]
+    python benchmarks/kernels.py --out benchmarks/results/kernel_tiles.json --parts shapes tiles
 
-Four parts, each kept in the file as it ends; what fails is recorded and the rest goes on:
-  errors   every operator and its gradients against the plain formula in float64: |difference| / |truth|, beside the
-           error that the plain formula makes in the same type
+Five parts, each result kept in the file as it comes; what fails is recorded and the rest goes on:
+  errors   every operator and its gradients against the plain formula in float64 at the XL/2 shape:
+           |difference| / |truth|, beside the error that the plain formula makes in the same type
   block    one XL/2 block, forward and backward, compiled, fused and plain: milliseconds, and its kernels above 0.01 ms
   times    every operator at the XL/2 shape, forward and forward + backward, fused against eager and compiled torch
+  shapes   errors again: other widths, odd lengths, float32
   tiles    other ways to cut the work of each kernel (fused.TILES), as far as the seconds go
 """
 
@@ -69,6 +71,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
     return dit.join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
+def with_bias(held: Tensor, bias: Tensor) -> Tensor:
+    """The same numbers, as a function of the bias they already hold."""
+    return held + (bias - bias.detach()).reshape(held.shape[2:])
+
+
 OPERATORS = {
     "norm_modulate": Operator(
         lambda h, shift, scale: fused.norm_modulate(h, shift, scale, EPS),
@@ -77,23 +84,33 @@ OPERATORS = {
     ),
     "add_norm_modulate": Operator(
         lambda h, branch, shift, scale: fused.add_norm_modulate(h, branch, None, shift, scale, EPS),
-        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, scale, EPS),
+        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, shift, scale, EPS),
         ("tokens", "tokens", "vector", "vector"),
     ),
     "add_norm_modulate, gated": Operator(
         lambda h, branch, gate, shift, scale: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS),
-        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, scale, EPS),
+        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, shift, scale, EPS),
         ("tokens", "tokens", "vector", "vector", "vector"),
     ),
     "gated_add": Operator(
         fused.gated_add,
-        dit.gated_add,
+        lambda h, gate, branch: dit.gated_add(h, gate, branch, gate),
         ("tokens", "vector", "tokens"),
+    ),
+    "gelu, with the gradient of the bias": Operator(
+        fused.gelu,
+        lambda x, bias: F.gelu(x + (bias - bias.detach()), approximate="tanh"),
+        ("hidden", "hidden bias"),
     ),
     "self_attention": Operator(
         fused.self_attention,
         lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
         ("qkv",),
+    ),
+    "self_attention, with the gradient of the bias": Operator(
+        fused.self_attention,
+        lambda qkv, bias: OPERATORS["self_attention"].plain(with_bias(qkv, bias)),
+        ("qkv", "qkv bias"),
     ),
     "cross_attention": Operator(
         lambda q, kv: fused.cross_attention(q, kv, None),
@@ -112,6 +129,8 @@ TILES = {
     "norm": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0), (8192, 8, 0)],
     "norm_backward": [(n, w, run) for n, w in ((2048, 4), (2048, 8), (4096, 8)) for run in (16, 32, 64)],
     "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
+    "gelu": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0)],
+    "gelu_backward": [(2048, 4, 128), (2048, 4, 64), (4096, 4, 128), (4096, 4, 256), (4096, 8, 128)],
     "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
 }
 ATTENTION_TILES = {
@@ -123,11 +142,13 @@ ATTENTION_TILES = {
 USES = {
     "self": ("self_attention",),
     "cross": ("cross_attention, masked",),
-    "self_backward": ("self_attention",),
+    "self_backward": ("self_attention", "self_attention, with the gradient of the bias"),
     "cross_backward": ("cross_attention, masked",),
     "norm": ("norm_modulate", "add_norm_modulate"),
     "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
     "add": ("gated_add",),
+    "gelu": ("gelu, with the gradient of the bias",),
+    "gelu_backward": ("gelu, with the gradient of the bias",),
     "add_backward": ("gated_add",),
 }
 
@@ -135,8 +156,8 @@ USES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=150.0, help="start nothing new after this long")
-    parser.add_argument("--parts", nargs="+", default=["errors", "block", "times", "tiles"])
+    parser.add_argument("--seconds", type=float, default=130.0, help="start nothing new after this long")
+    parser.add_argument("--parts", nargs="+", default=["errors", "block", "times", "shapes", "tiles"])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
@@ -144,7 +165,7 @@ def main() -> None:
     torch._functorch.config.enable_autograd_cache = False
     report = Report(arguments.out, arguments.seconds)
     for part in arguments.parts:
-        {"errors": errors, "block": block, "times": times, "tiles": tiles}[part](report)
+        {"errors": errors, "block": block, "times": times, "shapes": shapes, "tiles": tiles}[part](report)
     report.keep("seconds", "all", time.monotonic() - report.began)
 
 
@@ -198,11 +219,23 @@ def plain_attention_only() -> Iterator[None]:
 
 
 def errors(report: Report) -> None:
-    for name, operator in OPERATORS.items():
-        for shape in SHAPES:
-            for dtype in (torch.bfloat16,) if "attention" in name else (torch.bfloat16, torch.float32):
-                label = f"{name} {str(dtype).removeprefix('torch.')} " + " ".join(f"{k}={v}" for k, v in shape.items())
-                report.measure("errors", label, lambda o=operator, s=shape, d=dtype: error_of(o, s, d))
+    for name in OPERATORS:
+        keep_error(report, name, SHAPES[0], torch.bfloat16)
+
+
+def shapes(report: Report) -> None:
+    for shape in SHAPES[1:]:
+        for name in OPERATORS:
+            keep_error(report, name, shape, torch.bfloat16)
+    for shape in (SHAPES[0], SHAPES[2], SHAPES[4]):
+        for name in OPERATORS:
+            if "attention" not in name:  # which leaves float32 to torch
+                keep_error(report, name, shape, torch.float32)
+
+
+def keep_error(report: Report, name: str, shape: dict[str, int], dtype: torch.dtype) -> None:
+    label = f"{name} {str(dtype).removeprefix('torch.')} " + " ".join(f"{k}={v}" for k, v in shape.items())
+    report.measure("errors", label, lambda: error_of(OPERATORS[name], shape, dtype))
 
 
 def error_of(operator: Operator, shape: dict[str, int], dtype: torch.dtype) -> dict[str, list[float]]:
@@ -223,6 +256,7 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     sizes = {
         "tokens": (images, tokens, width),
         "qkv": (images, tokens, 3, *heads),
+        "hidden": (images, tokens, 4 * width),
         "q": (images, tokens, *heads),
         "kv": (images, text, 2, *heads),
     }
@@ -230,6 +264,8 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     for kind in operator.inputs:
         if kind == "vector":
             made.append(next(vectors))
+        elif kind in ("qkv bias", "hidden bias"):
+            made.append(torch.zeros((3 if kind == "qkv bias" else 4) * width, device="cuda", dtype=dtype))
         elif kind == "mask":
             lengths = torch.randint(1, text + 1, (images, 1), device="cuda")
             made.append(torch.arange(text, device="cuda")[None] < lengths)
@@ -327,7 +363,8 @@ def kernel_table(step: Callable[[], Any], steps: int = 3) -> dict[str, list[floa
 
 def times(report: Report) -> None:
     for name, operator in OPERATORS.items():
-        for way in ("fused", "compiled", "eager"):
+        # torch's attention is one kernel, compiled or not
+        for way in ("fused", "eager") if "attention" in name else ("fused", "compiled", "eager"):
             report.measure("times", f"{name}, {way}", lambda o=operator, w=way: operator_time(o, w))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from safetensors.torch import save_file
 
 from atoll.artifacts import find, seal
@@ -33,6 +32,8 @@ def atoll(*arguments: str | Path, cwd: Path | None = None, check: bool = True) -
 
 def made_once(root: Path, name: str, make: Callable[[Path], None]) -> Path:
     """A folder made by the first test process that needs it; the others wait."""
+    from filelock import FileLock  # here, since tests on a bare machine with a GPU make no run
+
     place = root / name
     with FileLock(root / f"{name}.lock"):
         if not (root / f"{name}.done").exists():

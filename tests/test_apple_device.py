@@ -8,6 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from atoll.router.closed_form import ExactDenoiser, ExactRouter
 from torch import Tensor, nn
 
 from apple_device import APPLE, AppleDevice, NoFloat64
@@ -37,7 +38,6 @@ from atoll.process import (
 )
 from atoll.process.schedule import _ddpm_log_snr_on
 from atoll.router.card import RouterCard, TrainedRouter
-from atoll.router.closed_form import ExactDenoiser, ExactRouter
 from atoll.sampling import SOLVERS, generate
 from gaussian_world import PRODUCT, WORLD, name, states
 

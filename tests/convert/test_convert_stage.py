@@ -31,7 +31,7 @@ from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, ShardRef
 from atoll.models.dit import DiTConfig
 from atoll.process import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, Objective, pair
-from atoll.training.plan import Training
+from atoll.training.recipe import Training
 
 
 def save(folder: Path, form: Form) -> Path:
@@ -298,16 +298,3 @@ def test_mistakes_are_one_line(
     assert complaint in err
     assert err.count("\n") == 1
     assert not out.exists()
-
-
-def test_describe_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = command(
-        capsys, "describe", "xl/2", "--variant", "adaln-single", "--text", "768", "--latent", "4x32x32", "--json"
-    )
-    assert code == 0
-    found = json.loads(out)
-    assert 605e6 <= found["parameters"] <= 608e6
-    assert found["bytes"]["optimizer"] == 8 * found["parameters"]
-    assert [row["micro_batch"] for row in found["activation_bytes"]] == [1, 8, 32, 128]
-    assert command(capsys, "describe", "xl/3")[0] == 2
-    assert command(capsys, "describe", "xl/2", "--latent", "4x31x32")[0] == 2

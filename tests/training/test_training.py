@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from atoll.training.checkpoint import Checkpoints, Ledger, TrainingState
+from atoll.training.plan import Training
 from pydantic import ValidationError
 from torch import nn
 
 from atoll.artifacts import UserError
 from atoll.training.average import WeightAverage
-from atoll.training.checkpoint import Checkpoints, Ledger, TrainingState
 from atoll.training.optimizer import adamw
-from atoll.training.plan import Training
 from atoll.training.seeds import generator, seed_from
 from atoll.training.step import micro_batches, report_due, take_step
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Annotated, Literal
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import UserError
-from ..models.accounting import Cost, account
+from ..models.accounting import FLOAT32, Cost, account
 from ..models.dit import DiTConfig
 from ..models.presets import preset
+from ..training.forecast import Forecast, forecast
+from ..training.machines import GPUS, Gpu
+from ..training.memory import USABLE, Fit
+from ..training.resources import parse_memory
 
-MICRO_BATCHES = (1, 8, 32, 128)
+SHOWN = {"precision", "micro_batch", "recomputed_blocks", "compiling", "moments", "average"}  # of an execution
 
 
 def describe(
@@ -28,10 +32,19 @@ def describe(
     classes: Annotated[int | None, typer.Option(help="Read a class label, one of this many")] = None,
     words: Annotated[int | None, typer.Option(help="Read words of a vocabulary of this size")] = None,
     out_channels: Annotated[int | None, typer.Option(help="Channels predicted, if not those of the latent")] = None,
-    micro_batch: Annotated[list[int] | None, typer.Option(help="Micro-batches to show memory for; repeat it")] = None,
+    batch: Annotated[int, typer.Option(help="Images per optimizer step", min=1)] = 128,
+    gpu: Annotated[str | None, typer.Option(help="One card in detail, such as 'RTX 4090' [default: all known]")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Stay within this much of a card's memory, such as 24GB [default: all it has]")
+    ] = None,
+    eight_bit: Annotated[
+        bool, typer.Option(help="Adam's moments may be stored in 8 bits (needs the extra torchao)")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")] = False,
 ) -> None:
-    """Print parameters, FLOPs per image and training memory of an architecture.
+    """Print what an architecture costs: parameters, FLOPs per image, memory and speed of training on known GPUs.
+
+    Memory and speed are predicted by what `atoll train` chooses with; nothing is allocated.
 
     Examples:
 
@@ -39,17 +52,42 @@ def describe(
 
       atoll describe xl/2 --variant adaln --classes 1000 --out-channels 8
 
-      atoll describe b/4 --words 500 --latent 3x64x64 --micro-batch 16 --micro-batch 64 --json
+      atoll describe xl/2 --text 768 --gpu "RTX 4090" --batch 256
+
+      atoll describe b/4 --words 500 --latent 3x64x64 --memory 8GB --json
     """
     config = _config(architecture, latent, variant, text, text_length, pooled, classes, words, out_channels)
     cost = account(config)
-    sizes = micro_batch or list(MICRO_BATCHES)
-    if min(sizes) < 1:
-        raise UserError(f"--micro-batch {min(sizes)}: must be at least 1")
+    forecasts = [
+        forecast(cost, name, machine, batch, eight_bit=eight_bit) for name, machine in _machines(gpu, memory).items()
+    ]
     if as_json:
-        typer.echo(json.dumps(_as_dict(config, cost, sizes), indent=2))
+        typer.echo(json.dumps(_as_dict(config, cost, batch, forecasts), indent=2))
+        return
+    console = Console()
+    _print(console, f"{architecture}, {config.variant}, condition {config.condition}", _costs(config, cost))
+    if gpu is None:
+        _print(console, f"\nTraining at batch {batch}, as predicted", _on_all(forecasts))
     else:
-        _print(architecture, config, cost, sizes)
+        (found,) = forecasts
+        _print(console, f"\nTraining at batch {batch} on {_in_words(found)}, as predicted", _on_one(found))
+    for note in _notes(forecasts):
+        console.print(note, style="dim", highlight=False, markup=False)
+
+
+def _machines(gpu: str | None, memory: str | None) -> dict[str, Gpu]:
+    """Known cards by name, kept within `memory`; without a card named, all that have as much."""
+    limit = None if memory is None else parse_memory(memory)
+    if gpu is not None:
+        if gpu not in GPUS:
+            raise UserError(f"--gpu {gpu}: not known; use one of {', '.join(GPUS)}")
+        return {gpu: GPUS[gpu] if limit is None else replace(GPUS[gpu], memory=limit)}
+    if limit is None:
+        return dict(GPUS)
+    found = {name: replace(machine, memory=limit) for name, machine in GPUS.items() if machine.memory >= limit}
+    if not found:
+        raise UserError(f"--memory {memory}: no known card has so much; say which is like it with --gpu")
+    return found
 
 
 def _config(
@@ -101,50 +139,111 @@ def parse_latent(text: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _as_dict(config: DiTConfig, cost: Cost, micro_batches: list[int]) -> dict[str, object]:
+def _as_dict(config: DiTConfig, cost: Cost, batch: int, forecasts: list[Forecast]) -> dict[str, object]:
     return {
         "architecture": asdict(config),
         "parameters": cost.parameters,
         "fixed_position_values": cost.fixed,
         "flops_per_image": {"forward": cost.flops_forward, "training": cost.flops_training},
-        "bytes": {
-            "weights": cost.weights_bytes,
-            "gradients": cost.gradients_bytes,
-            "optimizer": cost.optimizer_bytes,
-            "average": cost.average_bytes,
-        },
-        "activation_bytes": [
+        "batch": batch,
+        "training": [
             {
-                "micro_batch": size,
-                "kept": cost.activation_bytes(size),
-                "checkpointed": cost.activation_bytes(size, recomputed_blocks=cost.depth),
+                "gpu": found.gpu,
+                **asdict(found.machine),
+                "unlimited": _fit_as_dict(found.unlimited),
+                "least": _fit_as_dict(found.least),
+                "chosen": None if found.chosen is None else _fit_as_dict(found.chosen),
+                "alternatives": [{"change": other.change, **_fit_as_dict(other.fit)} for other in found.alternatives],
             }
-            for size in micro_batches
+            for found in forecasts
         ],
     }
 
 
-def _print(architecture: str, config: DiTConfig, cost: Cost, micro_batches: list[int]) -> None:
-    console = Console()
-    table = Table(title=f"{architecture}, {config.variant}, condition {config.condition}", show_header=False)
-    table.add_row("image tokens", f"{config.image_tokens:,}")
-    table.add_row("parameters", f"{cost.parameters:,}  ({cost.parameters / 1e6:.1f} M)")
-    table.add_row("FLOPs per image, forward", f"{cost.flops_forward / 1e9:,.1f} G")
-    table.add_row("FLOPs per image, training", f"{cost.flops_training / 1e9:,.1f} G")
-    for name in ("weights", "gradients", "optimizer", "average"):
-        table.add_row(f"{name} (float32)", _gib(getattr(cost, f"{name}_bytes")))
-    table.add_row("all that does not grow with the batch", _gib(cost.fixed_bytes))
+def _fit_as_dict(fit: Fit) -> dict[str, Any]:
+    return {
+        **fit.execution.model_dump(include=SHOWN),
+        "memory_gib": fit.memory_gib,
+        "images_per_s": fit.images_per_s,
+    }
+
+
+def _print(console: Console, title: str, table: Table) -> None:
+    """A title is no wider than its table if rich prints it, and breaks where the terminal has room."""
+    console.print(title, style="bold", highlight=False)
     console.print(table)
 
-    memory = Table(title="activations in bfloat16, eager (a compiled step keeps less)")
-    for heading in ("micro-batch", "kept", "every block checkpointed", "total, kept", "total, checkpointed"):
-        memory.add_column(heading, justify="right")
-    for size in micro_batches:
-        kept, saved = cost.activation_bytes(size), cost.activation_bytes(size, recomputed_blocks=cost.depth)
-        totals = (_gib(cost.fixed_bytes + kept), _gib(cost.fixed_bytes + saved))
-        memory.add_row(str(size), _gib(kept), _gib(saved), *totals)
-    console.print(memory)
+
+def _in_words(found: Forecast) -> str:
+    return f"{found.gpu} ({found.machine.tflops:g} TFLOP/s, {found.machine.bandwidth:,g} GB/s)"
 
 
-def _gib(count: int) -> str:
-    return f"{count / 2**30:,.2f} GiB"
+def _costs(config: DiTConfig, cost: Cost) -> Table:
+    table = Table(show_header=False, box=None)
+    table.add_row("image tokens", f"{config.image_tokens:,}")
+    table.add_row("parameters", f"{cost.parameters:,}  ({cost.parameters / 1e6:.1f} M)")
+    table.add_row("weights, float32", f"{FLOAT32 * cost.parameters / 2**30:,.2f} GiB")
+    table.add_row("FLOPs per image, forward", f"{cost.flops_forward / 1e9:,.1f} G")
+    table.add_row("FLOPs per image, training", f"{cost.flops_training / 1e9:,.1f} G")
+    return table
+
+
+def _on_all(forecasts: list[Forecast]) -> Table:
+    """What would be chosen on each card."""
+    table = Table(header_style="bold", box=None)
+    table.add_column("card")
+    settings = ("micro-\nbatch", "blocks re-\ncomputed", "moments", "average")
+    for heading in ("GiB", "takes", *settings, "images\nper s", "speed\nkept"):
+        table.add_column(heading, justify="right")
+    for found in forecasts:
+        row = [found.gpu, f"{found.machine.memory:g}"]
+        if found.chosen is None:
+            table.add_row(*row, f"[red]> {found.least.memory_gib:.1f}[/red]")
+        else:
+            table.add_row(*row, *_row(found.chosen), f"{found.speed_kept:.0%}")
+    return table
+
+
+def _row(fit: Fit) -> list[str]:
+    how = fit.execution
+    settings = [str(how.micro_batch), str(how.recomputed_blocks), how.moments, how.average]
+    return [f"{fit.memory_gib:.1f}", *settings, _rate(fit)]
+
+
+def _on_one(found: Forecast) -> Table:
+    """What would be chosen on one card, and what other settings would cost."""
+    memory = found.machine.memory
+    table = Table(header_style="bold", box=None)
+    table.add_column(f"within {memory:g} GiB")
+    for heading in ("takes", "fits", "images per s", "speed kept"):
+        table.add_column(heading, justify="right")
+    rows = [("chosen", found.chosen)] if found.chosen is not None else []
+    rows += [(f"  --set {other.change}", other.fit) for other in found.alternatives]
+    rows += [("with unlimited memory", found.unlimited), ("with the least memory", found.least)]
+    for name, fit in rows:
+        speed = fit.images_per_s / found.unlimited.images_per_s
+        style = "bold" if fit is found.chosen else None
+        fits_in = "yes" if fit.memory_gib <= USABLE * memory else "[red]no[/red]"
+        table.add_row(name, f"{fit.memory_gib:.1f}", fits_in, _rate(fit), f"{speed:.0%}", style=style)
+    return table
+
+
+def _notes(forecasts: list[Forecast]) -> list[str]:
+    """What the tables' short words leave out."""
+    notes = []
+    if len(forecasts) == 1:
+        (found,) = forecasts
+        named = {"chosen": found.chosen, "with the least memory": found.least}
+        notes += [f"{name}: {fit.execution.in_words}" for name, fit in named.items() if fit is not None]
+    elif any(found.chosen is None for found in forecasts):
+        notes.append(">: nothing fits; this is the least it would take")
+    if any(fit.execution.moments == "8-bit" for found in forecasts for fit in (found.chosen, found.least) if fit):
+        notes.append("8-bit moments: pip install 'atoll-diffusion[torchao]'; without: --no-eight-bit")
+    if narrow_less := [found.gpu for found in forecasts if not found.machine.bfloat16]:
+        notes.append(f"without bfloat16, so in float32: {', '.join(narrow_less)}")
+    notes.append(f"takes: GiB, at most {USABLE:.0%} of the card; speed kept: of that with unlimited memory")
+    return notes
+
+
+def _rate(fit: Fit) -> str:
+    return f"{fit.images_per_s:,.0f}" if fit.images_per_s >= 10 else f"{fit.images_per_s:.1f}"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, find
+from ..planning.assign import PREDICTED
 from ..planning.islands import read_islands
 from ..planning.recipes import recipe, recipe_for
 from ..planning.stage import plan as plan_stage
+from ..training.execution import Execution
 from .settings import read_settings
 
 
@@ -53,12 +56,24 @@ def plan(
     state = "already there" if there else "planned"
     typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
     Console().print(table(orders))
+    for island, how in savings(orders.config["islands"]).items():
+        typer.echo(f"{island}: fits with {how}")
     busy = {job["island"] for job in orders.config["islands"]}
     too_small = orders.config.get("too_small", {})
     for name, memory in too_small.items():
         typer.echo(f"left out: {name}, no size fits into {memory:g} GiB")
     if idle := [island.name for island in machines if island.name not in busy and island.name not in too_small]:
         typer.echo(f"no cluster left for: {', '.join(idle)}")
+
+
+def savings(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Islands that are predicted to need more than a small micro-batch to fit, and what."""
+    how: dict[str, list[str]] = {}
+    for job in jobs:
+        words = ", ".join(Execution.model_validate({name: job[name] for name in PREDICTED}).savings)
+        if words and words not in how.setdefault(job["island"], []):
+            how[job["island"]].append(words)
+    return {island: "; or ".join(ways) for island, ways in how.items() if ways}
 
 
 def table(orders: Artifact) -> Table:

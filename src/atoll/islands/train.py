@@ -46,6 +46,7 @@ def train(
     there, bit for bit on a CPU, after any kind of death. How it is computed follows from `resources`, or is as before.
     `watch` is called after every step. Of several processes that train together all but the first return None.
     """
+    resources.check()
     order, run = read_order(order_place)
     grown_from = None if start is None else read_start(start, order)
     parents = {"order": order.digest()} | ({} if grown_from is None else {"start": grown_from.digest})

@@ -18,15 +18,11 @@ BFLOAT16 = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """One architecture's cost. Weights, gradients, Adam's two moments and the average are float32."""
+    """One architecture's cost, whatever it is trained on; training/memory.py says what a machine makes of it."""
 
     parameters: int
     fixed: int  # values of the sin-cos position table, which some papers count as parameters
     flops_forward: int  # per image
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    average_bytes: int
     block_input_values: int  # per image and block: all that a recomputed block keeps
     block_values: int  # per image: what one block keeps for the backward pass
     other_values: int  # per image: the same for everything outside the blocks
@@ -36,11 +32,6 @@ class Cost:
     def flops_training(self) -> int:
         """Forward + backward per image: the backward pass costs two forward passes."""
         return 3 * self.flops_forward
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Memory that does not depend on the micro-batch."""
-        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
 
     def activation_bytes(self, micro_batch: int, *, recomputed_blocks: int = 0, value_bytes: int = BFLOAT16) -> int:
         """Kept for the backward pass of one micro-batch; one recomputed block at a time is rebuilt whole."""
@@ -57,10 +48,6 @@ def account(config: DiTConfig) -> Cost:
         parameters=parameters,
         fixed=network.patches.positions.numel() if config.positions == "sincos" else 0,
         flops_forward=flops_forward(config),
-        weights_bytes=FLOAT32 * parameters,
-        gradients_bytes=FLOAT32 * parameters,
-        optimizer_bytes=2 * FLOAT32 * parameters,
-        average_bytes=FLOAT32 * parameters,
         block_input_values=config.image_tokens * config.width,
         block_values=block_values(config),
         other_values=other_values(config),

@@ -6,17 +6,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..artifacts import UserError
+from ..models.accounting import account
 from ..models.dit import DiTConfig
 from ..models.presets import SIZES, parse
-from .fit import Fit, fit
+from ..training.memory import Fit, fits
 from .islands import Island
 from .mix import Mix
 from .recipes import Network
 
+PREDICTED = ("precision", "micro_batch", "recomputed_blocks", "moments", "average")  # of an execution, in the manifest
+
 
 @dataclass(frozen=True)
 class Job:
-    """One cluster on one island, as predicted."""
+    """One cluster on one island, as predicted; size and budget go into its order, the rest is for people."""
 
     cluster: int
     island: str
@@ -25,7 +28,6 @@ class Job:
     images: int
     hours: float
     cost: float | None
-    precision: str
 
     def record(self) -> dict[str, object]:
         """For the manifest and the table a person reads."""
@@ -33,8 +35,7 @@ class Job:
             "cluster": self.cluster,
             "island": self.island,
             "size": self.size,
-            "micro_batch": self.fit.micro_batch,
-            "precision": self.precision,
+            **self.fit.execution.model_dump(include=set(PREDICTED)),
             "memory_gib": self.fit.memory_gib,
             "images_per_s": self.fit.images_per_s,
             "images": self.images,
@@ -90,9 +91,10 @@ def plan_job(
     network: Network,
     images: int,
     batch: int,
+    samples: int,
     build: Callable[[Network], DiTConfig],
 ) -> tuple[Job, Network]:
-    """The network, micro-batch and budget for one cluster on an island that trains `shared` clusters in all.
+    """The network and budget for one cluster of `samples` bytes on an island that trains `shared` clusters in all.
 
     Without a size asked for: the largest that fits and sees `images` images in the hours there are; if none gets
     that far, the smallest that fits, for as many images as it can.
@@ -101,18 +103,27 @@ def plan_job(
     options = [(name, sized(network, name)) for name in sizes_at(network.patch)]
     if island.size is not None:
         options = [(island.size, asked_for(network, island))]
-    fits = [(name, choice, found) for name, choice in options if (found := fit(build(choice), island.machine, batch))]
-    if not fits:
+    fitting = [
+        (name, choice, found)
+        for name, choice in options
+        if (found := best_fit(island, build(choice), batch, samples=samples))
+    ]
+    if not fitting:
         raise UserError(refusal(island, network, batch, build))
-    reach = [option for option in fits if option[2].images_per_s * hours * 3600 >= images]
-    name, choice, found = reach[0] if reach else fits[-1]
+    reach = [option for option in fitting if option[2].images_per_s * hours * 3600 >= images]
+    name, choice, found = reach[0] if reach else fitting[-1]
     budget = int(min(images, found.images_per_s * hours * 3600)) // batch * batch
     if budget == 0:
         raise UserError(f"--islands {island.name}: {hours:g} hours are not enough for one step; offer more hours")
     used = budget / found.images_per_s / 3600
     cost = None if island.price is None else used * island.price
-    precision = "bfloat16" if island.machine.bfloat16 else "float32"
-    return Job(cluster, island.name, name, found, budget, used, cost, precision), choice
+    return Job(cluster, island.name, name, found, budget, used, cost), choice
+
+
+def best_fit(island: Island, architecture: DiTConfig, batch: int, *, samples: int = 0) -> Fit | None:
+    """How the island would train it, by the model `atoll train` chooses with; None if it does not fit."""
+    found = fits(account(architecture), island.machine, batch, samples=samples, eight_bit=island.eight_bit)
+    return found[0] if found else None
 
 
 def sizes_at(patch: int) -> list[str]:
@@ -138,10 +149,13 @@ def refusal(island: Island, network: Network, batch: int, build: Callable[[Netwo
     largest = largest_fit(island, network, batch, build)
     name = island.size or sizes_at(network.patch)[-1]
     what = f"--islands {island.name}: {name} does not fit into {island.machine.memory:g} GiB"
-    return f"{what}; the largest that does is {largest}" if largest else f"{what}, and no smaller size does"
+    what += f"; the largest that does is {largest}" if largest else ", and no smaller size does"
+    extended = island.model_copy(update={"eight_bit": True})
+    helps = best_fit(extended, build(sized(network, name)), batch) is not None
+    return f"{what}; with the extra torchao it would: install it there and say eight_bit: true" if helps else what
 
 
 def largest_fit(island: Island, network: Network, batch: int, build: Callable[[Network], DiTConfig]) -> str | None:
     """The largest named size that fits on an island, at the patch it asked for; None if it is too small for any."""
     patch = asked_for(network, island).patch if island.size is not None else network.patch
-    return next((n for n in sizes_at(patch) if fit(build(sized(network, n)), island.machine, batch)), None)
+    return next((n for n in sizes_at(patch) if best_fit(island, build(sized(network, n)), batch)), None)

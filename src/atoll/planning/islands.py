@@ -3,47 +3,19 @@
 islands:
   - {name: anna, gpu: RTX 4090, hours: 72, price: 0.40}
   - {name: lab, gpu: A100-80GB, hours: 48, size: xl/2, objective: ddpm}
-  - {name: shed, memory: 12, tflops: 30, hours: 200, clusters: [3]}
+  - {name: shed, memory: 12, tflops: 30, bandwidth: 400, hours: 200, eight_bit: true, clusters: [3]}
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..artifacts import UserError, explain
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Memory in GiB; dense matrix rate in TFLOP/s as its maker states it, in bfloat16 if it has that."""
-
-    memory: float
-    tflops: float
-    bfloat16: bool = True
-
-
-GPUS = {
-    "H200": Gpu(139, 989),
-    "H100": Gpu(80, 989),
-    "A100-80GB": Gpu(80, 312),
-    "A100-40GB": Gpu(40, 312),
-    "L40S": Gpu(48, 362),
-    "A40": Gpu(48, 150),
-    "A10": Gpu(24, 125),
-    "L4": Gpu(24, 121),
-    "RTX 5090": Gpu(32, 209),
-    "RTX 4090": Gpu(24, 165),
-    "RTX 3090": Gpu(24, 71),
-    "RTX 4070": Gpu(12, 58),
-    "RTX 3060": Gpu(12, 25),
-    "V100": Gpu(16, 15.7, bfloat16=False),
-    "T4": Gpu(16, 8.1, bfloat16=False),
-}
+from ..training.machines import GPUS, Gpu, bandwidth_for
 
 
 class Island(BaseModel):
@@ -54,7 +26,10 @@ class Island(BaseModel):
     gpu: str | None = None
     memory: float | None = Field(default=None, gt=0, description="GiB that training may use")
     tflops: float | None = Field(default=None, gt=0, description="dense matrix rate, TFLOP/s")
+    bandwidth: float | None = Field(default=None, gt=0, description="of its memory, GB/s; None: as cards of its tflops")
     bfloat16: bool | None = None
+    # said by the contributor, not looked up here: the same islands must give the same plan wherever it is made
+    eight_bit: bool = Field(default=False, description="has the extra torchao: Adam's moments in 8 bits save memory")
     hours: float = Field(gt=0)
     price: float | None = Field(default=None, ge=0, description="per hour, in whatever currency")
     size: str | None = Field(default=None, description="such as xl/2; None: the largest that fits and gets done")
@@ -71,10 +46,16 @@ class Island(BaseModel):
 
     @property
     def machine(self) -> Gpu:
-        known = GPUS[self.gpu] if self.gpu is not None else Gpu(0, 0)
+        if self.gpu is not None:
+            known = GPUS[self.gpu]
+        else:
+            assert self.memory is not None, "checked above"
+            assert self.tflops is not None, "checked above"
+            known = Gpu(self.memory, self.tflops, bandwidth_for(self.tflops))
         return Gpu(
             known.memory if self.memory is None else self.memory,
             known.tflops if self.tflops is None else self.tflops,
+            known.bandwidth if self.bandwidth is None else self.bandwidth,
             known.bfloat16 if self.bfloat16 is None else self.bfloat16,
         )
 

@@ -24,7 +24,6 @@ def plan_monolith(
     config: PlanConfig,
     *,
     objective: str = "flow",
-    threads: int = 1,
 ) -> Artifact:
     """Write the order `monolith.json` to `out`."""
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
@@ -35,7 +34,6 @@ def plan_monolith(
             "batch": config.training.batch * clusters,
             "warmup_images": config.training.warmup_images * clusters,
             "ema_images": config.training.ema_images * clusters,
-            "threads": threads,
             "seed": seed_from(config.training.seed, "order", NAME),
         }
     )

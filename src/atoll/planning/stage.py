@@ -32,8 +32,8 @@ def plan(
 ) -> Artifact:
     """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
 
-    With `islands`, size, micro-batch, precision and budget of each order follow from the machine that will take it,
-    and the predicted memory, hours and cost are in the manifest. An order names its shards by digest and by
+    With `islands`, size and budget of each order follow from the machine that will take it, and how it is predicted to
+    train there (execution, memory, hours, cost) is in the manifest. An order names its shards by digest and by
     their path relative to the run, so the partition and the orders must lie side by side.
     """
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
@@ -117,11 +117,10 @@ def choose(
             network=config.network,
             images=config.training.images,
             batch=config.training.batch,
+            samples=train_bytes(partition, k),
             build=lambda choice: architecture(data.config, choice),
         )
-        training = config.training.model_copy(
-            update={"micro_batch": job.fit.micro_batch, "images": job.images, "precision": job.precision}
-        )
+        training = config.training.model_copy(update={"images": job.images})
         fitted = config.model_copy(update={"network": network, "training": training})
         choices.append(Choice(chosen[k], fitted, job))
     return choices
@@ -157,6 +156,13 @@ def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:
         )
         for name in names
     )
+
+
+def train_bytes(partition: Artifact, cluster: int) -> int:
+    """Bytes of a cluster's train shards: what they take in memory, but for a header."""
+    listed = partition.manifest.files
+    names = partition.names(f"clusters/{cluster:02d}/train-")
+    return sum(listed[name].bytes for name in names if name.endswith(".safetensors"))
 
 
 def architecture(data: Mapping[str, Any], network: Network) -> DiTConfig:

@@ -43,6 +43,7 @@ def train_router(
     watch: Watch | None = None,
 ) -> Artifact:
     """Train a router for this partition and leave it in `out`; the same call resumes, or finds it done."""
+    resources.check()
     if partition.manifest.parents["data"] != data.digest:
         raise UserError(f"{partition.store}: was not made from {data.store}; partition this data, or pass its own run")
     parents = {"data": data.digest, "partition": partition.digest}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..artifacts import UserError
 from .team import placed_on
@@ -29,12 +29,34 @@ class Execution(BaseModel):
     micro_batch: int | None = Field(None, gt=0, description="images per forward pass; none: the whole batch")
     recomputed_blocks: int = Field(0, ge=0, description="blocks that keep no activations and compute them twice")
     compiling: Literal["none", "blocks", "graph"] = Field(
-        "none", description="blocks: each compiled; graph: that, and the whole step replayed as one CUDA graph"
+        "none", description="blocks: each compiled; graph: that, and the step replayed as one CUDA graph"
     )
     moments: Literal["float32", "8-bit"] = Field("float32", description="storage of Adam's moments (8-bit: torchao)")
     average: Literal["device", "host"] = Field("device", description="where the weight average lies")
     samples: Literal["device", "host"] = Field("host", description="where the cluster's samples lie")
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on it, so it is a constant by default")
+
+    @property
+    def savings(self) -> list[str]:
+        """What is done to need less memory, besides smaller micro-batches, in words."""
+        parts = [f"{self.recomputed_blocks} blocks recomputed"] if self.recomputed_blocks else []
+        if self.moments != "float32":
+            parts.append(f"{self.moments} moments")
+        if self.average != "device":
+            parts.append("average on the host")
+        return parts
+
+    @property
+    def in_words(self) -> str:
+        """Such as `micro-batch 32, bfloat16, 8-bit moments, compiled`."""
+        micro_batch = "whole batches" if self.micro_batch is None else f"micro-batch {self.micro_batch}"
+        compiling = {"none": [], "blocks": ["compiled"], "graph": ["one CUDA graph"]}[self.compiling]
+        return ", ".join([micro_batch, self.precision, *self.savings, *compiling])
+
+    @field_validator("compiling", mode="before")
+    @classmethod
+    def _none_is_a_name(cls, value: object) -> object:
+        return "none" if value is None else value  # `--set compiling=none`: the command line reads none as nothing
 
 
 def named_or_best(name: str | None) -> str:
@@ -45,13 +67,15 @@ def named_or_best(name: str | None) -> str:
 def open_device(execution: Execution) -> torch.device:
     """The device of an execution, ready to use; on a CPU with its number of threads."""
     try:
-        device = torch.device(placed_on(execution.device))
-        torch.empty(1, device=device)
+        # with its number, where it has one: `cuda` alone is not a device everywhere
+        device = torch.empty(1, device=placed_on(execution.device)).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--device {execution.device}: not usable here ({reason}); use cpu") from error
     if execution.compiling == "graph" and device.type != "cuda":
         raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
+    if execution.compiling == "graph" and execution.average == "host":
+        raise UserError("compiling graph: a graph cannot hold an average on the host; use average device, or blocks")
     if execution.moments == "8-bit" and find_spec("torchao") is None:
         raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
     if device.type == "cpu":

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +19,8 @@ from torch import Tensor
 from ..process import wide_dtype
 from .packing import Batch, Layout
 
-AHEAD = 3
+AHEAD = 3  # batches sent before they are needed
+DRAWING = 3  # threads that draw: two million normal numbers, a batch of 1024 small latents, take a core 20 ms
 
 
 @dataclass
@@ -92,8 +95,10 @@ class Feed:
             torch.cuda.set_device(self._device)
             stream = torch.cuda.Stream(self._device)
             step, made = first, 0
-            with torch.cuda.stream(stream):
-                while not ended.is_set() and (batch := self._draw(step)) is not None:
+            with ThreadPoolExecutor(DRAWING, "atoll-draw") as pool, torch.cuda.stream(stream):
+                coming = deque(pool.submit(self._drawn_on, stream, first + n) for n in range(DRAWING))
+                while not ended.is_set() and (batch := coming.popleft().result()) is not None:
+                    coming.append(pool.submit(self._drawn_on, stream, step + DRAWING))
                     here = {n: narrowed(v, self._device) for n, v in batch.items() if v.device.type == "cpu"}
                     there = {n: v for n, v in batch.items() if v.device.type != "cpu"}
                     layout = Layout.of(here)
@@ -117,6 +122,11 @@ class Feed:
             ready.put(None)
         except BaseException as error:  # noqa: BLE001, it is raised where the batch was asked for
             ready.put(error)
+
+    def _drawn_on(self, stream: torch.cuda.Stream, step: int) -> Batch | None:
+        """Batches do not depend on each other, so several are drawn at once; device work is in the stream's order."""
+        with torch.cuda.stream(stream):
+            return self._draw(step)
 
 
 def narrowed(value: Tensor, device: torch.device) -> Tensor:

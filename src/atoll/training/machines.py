@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 GIB = 2**30
 
@@ -54,23 +56,31 @@ def this_gpu(device: torch.device, memory: float | None = None) -> Gpu:
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = torch.bfloat16 if bfloat16 else torch.float32
-    size = 4096 if bfloat16 else 2048
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    seconds = timed(lambda: a @ a, device)
-    long = torch.empty(2**28, dtype=torch.uint8, device=device)
-    copying = timed(lambda: long[: 2**27].copy_(long[2**27 :]), device)
-    return Gpu(
+    gpu = Gpu(
         memory=(free + held) / GIB if memory is None else memory,
-        tflops=2 * size**3 / seconds / 1e12 / MEASURED_SHARE[0],
-        bandwidth=2 * 2**27 / copying / 1e9 / MEASURED_SHARE[1],
+        tflops=product_rate(device, torch.bfloat16 if bfloat16 else torch.float32) / MEASURED_SHARE[0] / 1e12,
+        bandwidth=copy_rate(device) / MEASURED_SHARE[1] / 1e9,
         bfloat16=bfloat16,
     )
+    torch.cuda.empty_cache()
+    return gpu
 
 
-def timed(work: object, device: torch.device, times: int = 10) -> float:
+def product_rate(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:
+    """Operations per second of a large matrix product of random numbers."""
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    return 2 * size**3 / timed(lambda: a @ a, device)
+
+
+def copy_rate(device: torch.device, size: int = 2**28) -> float:
+    """Bytes per second read and written by a large copy."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / timed(lambda: target.copy_(source), device)
+
+
+def timed(work: Callable[[], Tensor], device: torch.device, times: int = 10) -> float:
     """Seconds a piece of device work takes, the mean of ten after three."""
-    assert callable(work)
     for _ in range(3):
         work()
     torch.cuda.synchronize(device)

@@ -43,19 +43,9 @@ class Fit:
 
     def sentence(self, memory: float, images: int) -> str:
         """One line for people: what was chosen, GiB of GiB, images/s, hours."""
-        chosen = self.execution
-        parts = [f"micro-batch {chosen.micro_batch}", chosen.precision]
-        if chosen.recomputed_blocks:
-            parts.append(f"{chosen.recomputed_blocks} blocks recomputed")
-        if chosen.moments != "float32":
-            parts.append(f"{chosen.moments} moments")
-        if chosen.average != "device":
-            parts.append("average on the host")
-        if chosen.compiling != "none":
-            parts.append({"blocks": "compiled", "graph": "one CUDA graph"}[chosen.compiling])
         hours = images / self.images_per_s / 3600
         return (
-            f"{', '.join(parts)}: about {self.memory_gib:.1f} of {memory:.1f} GiB, "
+            f"{self.execution.in_words}: about {self.memory_gib:.1f} of {memory:.1f} GiB, "
             f"{self.images_per_s:,.0f} images/s, {hours:,.1f} hours"
         )
 
@@ -96,27 +86,28 @@ def options(cost: Cost, machine: Gpu, batch: int, device: str, eight_bit: bool) 
         for recomputed in quarters:
             for moments in ("float32", "8-bit") if eight_bit else ("float32",):
                 for average in ("device", "host"):
-                    settings = {
-                        "device": device,
-                        "precision": precision,
-                        "micro_batch": micro_batch,
-                        "recomputed_blocks": recomputed,
-                        "moments": moments,
-                        "average": average,
-                        "compiling": "blocks",
-                    }
-                    execution = Execution.model_validate(settings)
-                    graphed = execution.model_copy(update={"compiling": "graph"})
-                    waits = images_per_s(cost, machine, graphed, batch) > 1.1 * images_per_s(
-                        cost, machine, execution, batch
+                    yield Execution.model_validate(
+                        {
+                            "device": device,
+                            "precision": precision,
+                            "micro_batch": micro_batch,
+                            "recomputed_blocks": recomputed,
+                            "moments": moments,
+                            "average": average,
+                            # an average on the host is taken in by a thread, which a graph cannot start
+                            "compiling": "graph" if average == "device" else "blocks",
+                        }
                     )
-                    yield graphed if waits and average == "device" else execution
 
 
 def fits(
     cost: Cost, machine: Gpu, batch: int, *, device: str = "cuda", samples: int = 0, eight_bit: bool | None = None
 ) -> list[Fit]:
-    """All executions that fit, the best first; `samples` bytes lie there too if a tenth of the card is enough."""
+    """All executions that fit, the best first.
+
+    `samples` bytes of data lie there too if a tenth of the card is enough, unless nothing fits beside them.
+    `eight_bit`: whether moments may be stored so; None: if torchao is installed here.
+    """
     eight_bit = find_spec("torchao") is not None if eight_bit is None else eight_bit
     resident = 0 < samples <= 0.1 * machine.memory * GIB
     found = []
@@ -126,6 +117,8 @@ def fits(
         memory = footprint(cost, execution, batch, samples if resident else 0)
         if memory <= USABLE * machine.memory:
             found.append(Fit(execution, round(memory, 2), round(images_per_s(cost, machine, execution, batch), 2)))
+    if resident and not found:
+        return fits(cost, machine, batch, device=device, eight_bit=eight_bit)
     return sorted(found, key=lambda fit: (-preference(fit), fit.memory_gib))
 
 
@@ -137,10 +130,15 @@ def preference(fit: Fit) -> float:
 
 def next_smaller(cost: Cost, machine: Gpu, batch: int, now: Execution, samples: int = 0) -> Execution | None:
     """What to go on with after memory ran out under `now`: the best that is predicted to need a seventh less."""
-    before = footprint(cost, now, batch, samples if now.samples == "device" else 0)
+
+    def needed(execution: Execution) -> float:
+        return footprint(cost, execution, batch, samples if execution.samples == "device" else 0)
+
+    kept = {"precision": now.precision, "threads": now.threads}
     for fit in fits(cost, machine, batch, device=now.device, samples=samples):
-        if fit.memory_gib <= before * 6 / 7:
-            return fit.execution.model_copy(update={"precision": now.precision, "threads": now.threads})
+        smaller = fit.execution.model_copy(update=kept)
+        if needed(smaller) <= needed(now) * 6 / 7:  # asked again: what is kept may need more than what was found
+            return smaller
     return None
 
 

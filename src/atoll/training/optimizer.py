@@ -8,7 +8,8 @@ Both storages of the moments take the same two scalars before a step, as torch's
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .execution import Execution
 from .recipe import Training
 
 EPS = 1e-8
+MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for the first and the second
 BLOCK = 256  # values of a moment that share one scale, as in torchao
 SMALLEST_QUANTISED = 4096  # values; smaller tensors weigh nothing, and biases are worth their precision
 
@@ -55,14 +57,14 @@ class GuardedAdamW(torch.optim.AdamW):
     def restore_moments(self, parameter: nn.Parameter, saved: dict[str, Tensor]) -> None:
         """Take over a saved state of either storage."""
         for name, value in self.state[parameter].items():
-            value.copy_(moment_in_float32(saved, name))
+            value.copy_(moment_in_float32(saved, name).view_as(value))
 
 
 class GuardedAdamW8bit(torch.optim.Optimizer):
     """AdamW whose moments are stored in eight bits, each block of 256 with a scale of its own (Dettmers et al.).
 
-    The storage and its rounding are torchao's; the update is ours, since torchao's has no guard. One step count serves
-    all parameters.
+    What the codes mean and how numbers are rounded to them is torchao's; the update is ours, since torchao's has no
+    guard. Parameters too small to be worth it, and those that are not whole blocks, keep float32 moments.
     """
 
     grad_scale: Tensor
@@ -70,28 +72,35 @@ class GuardedAdamW8bit(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], rate: Tensor) -> None:
         super().__init__(groups, {"lr": rate, "betas": betas})
-        self.count = torch.zeros((), dtype=torch.float32, device=rate.device)
+        plain = [{**group, "params": [p for p in group["params"] if not quantisable(p)]} for group in groups]
+        self._plain = GuardedAdamW([group for group in plain if group["params"]], betas, rate)
+        self._count = torch.zeros((), dtype=torch.float32, device=rate.device)
+        self._meanings = {name: meaning_of_codes(name).to(rate.device) for name in MOMENTS}
         for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {
-                    "exp_avg": eight_bits(parameter, signed=True),
-                    "exp_avg_sq": eight_bits(parameter, signed=False),
-                }
+            for parameter in filter(quantisable, group["params"]):
+                self.state[parameter] = {name: Quantised.zeros(parameter) for name in MOMENTS}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None, "the loop computes gradients itself"
-        self.count += 1.0 - self.found_inf
-        update = compiled_update() if self.count.device.type == "cuda" else guarded_update
+        self._plain.found_inf, self._plain.grad_scale = self.found_inf, self.grad_scale
+        self._plain.step()
+        self._count += 1.0 - self.found_inf
+        update = compiled_update() if self._count.device.type == "cuda" else guarded_update
         for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
+            for parameter in filter(quantisable, group["params"]):
+                assert parameter.grad is not None
+                first, second = (self.state[parameter][name] for name in MOMENTS)
                 update(
-                    parameter.detach(),
-                    parameter.grad,
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    self.count,
+                    parameter.detach().view(-1, BLOCK),
+                    parameter.grad.view(-1, BLOCK),
+                    first.codes,
+                    first.scale,
+                    second.codes,
+                    second.scale,
+                    self._meanings["exp_avg"],
+                    self._meanings["exp_avg_sq"],
+                    self._count,
                     group["lr"],
                     self.grad_scale,
                     self.found_inf,
@@ -100,65 +109,100 @@ class GuardedAdamW8bit(torch.optim.Optimizer):
                 )
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """The state of one parameter as it is stored: codes, scales and the value each code stands for."""
-        stored = {"step": self.count}
-        for name, value in self.state[parameter].items():
-            if is_quantised(value):
-                stored |= {f"{name}.codes": value.codes, f"{name}.scale": value.scale, f"{name}.map": value.qmap}
-            else:
-                stored[name] = value
+        """The state of one parameter as it is stored: codes, scales and the number each code stands for."""
+        if not quantisable(parameter):
+            return self._plain.moments(parameter)
+        stored = {"step": self._count}
+        for name in MOMENTS:
+            moment = self.state[parameter][name]
+            stored |= {
+                f"{name}.codes": moment.codes,
+                f"{name}.scale": moment.scale,
+                f"{name}.map": self._meanings[name],
+            }
         return stored
 
+    @torch.no_grad()
     def restore_moments(self, parameter: nn.Parameter, saved: dict[str, Tensor]) -> None:
-        self.count.copy_(saved["step"])
-        for name, value in self.state[parameter].items():
-            if is_quantised(value) and f"{name}.codes" in saved:
-                value.codes.copy_(saved[f"{name}.codes"])
-                value.scale.copy_(saved[f"{name}.scale"])
+        """Take over a saved state of either storage."""
+        if not quantisable(parameter):
+            self._plain.restore_moments(parameter, saved)
+            return
+        self._count.copy_(saved["step"])
+        for name in MOMENTS:
+            moment = self.state[parameter][name]
+            if f"{name}.codes" in saved:
+                moment.codes.copy_(saved[f"{name}.codes"])
+                moment.scale.copy_(saved[f"{name}.scale"])
             else:
-                value.copy_(moment_in_float32(saved, name).to(value.device))
+                values = saved[name].to(moment.codes.device).view(-1, BLOCK)
+                codes, scale = quantised(values, self._meanings[name])
+                moment.codes.copy_(codes)
+                moment.scale.copy_(scale)
 
 
-def eight_bits(parameter: nn.Parameter, *, signed: bool) -> Tensor:
-    """Zeros shaped like a parameter: in eight bits where it is large enough, else in float32."""
-    from torchao.optim.subclass_8bit import OptimState8bit
+@dataclass(frozen=True)
+class Quantised:
+    """A moment in eight bits: codes uint8 [blocks, 256] and scale float32 [blocks]."""
 
-    if parameter.numel() < SMALLEST_QUANTISED or parameter.numel() % BLOCK:
-        return torch.zeros_like(parameter, requires_grad=False)
-    stored: Tensor = OptimState8bit.zeros(parameter.shape, signed, BLOCK, parameter.device, torch.float32)
-    return stored
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def zeros(parameter: nn.Parameter) -> Quantised:
+        blocks = parameter.numel() // BLOCK
+        codes = torch.zeros(blocks, BLOCK, dtype=torch.uint8, device=parameter.device)
+        return Quantised(codes, torch.zeros(blocks, device=parameter.device))
 
 
-def is_quantised(moment: Tensor) -> bool:
-    return hasattr(moment, "codes")
+def quantisable(parameter: Tensor) -> bool:
+    return parameter.numel() >= SMALLEST_QUANTISED and parameter.numel() % BLOCK == 0
 
 
-def as_float(moment: Tensor) -> Tensor:
-    return moment.dequantize() if is_quantised(moment) else moment
+@cache
+def meaning_of_codes(moment: str) -> Tensor:
+    """The number in [-1, 1] that each code stands for, float32 [256]: fine near zero; second moments have no sign."""
+    from torchao.optim.quant_utils import create_dynamic_map
+
+    return torch.tensor(create_dynamic_map(signed=moment == "exp_avg"))
+
+
+def quantised(values: Tensor, meaning: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes uint8 [blocks, 256] and scales [blocks] nearest to values [blocks, 256]."""
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
+
+    scaled, scale = scale_tensor(values, BLOCK)
+    return quantize_8bit_with_qmap(scaled, meaning), scale
+
+
+def restored(codes: Tensor, scale: Tensor, meaning: Tensor) -> Tensor:
+    """What quantised values stand for, float32 [blocks, 256]; needs no torchao, so that any machine can go on."""
+    return meaning[codes.int()] * scale[:, None]
 
 
 def moment_in_float32(saved: dict[str, Tensor], name: str) -> Tensor:
-    """A saved moment, whichever way it was stored; needs no torchao, so that any machine can go on with it."""
+    """A saved moment, whichever way it was stored."""
     if name in saved:
         return saved[name]
-    codes, scale, meaning = (saved[f"{name}.{part}"] for part in ("codes", "scale", "map"))
-    values = meaning[codes.flatten().long()].view(len(scale), -1) * scale[:, None]
-    return values.view(codes.shape)
+    return restored(*(saved[f"{name}.{part}"] for part in ("codes", "scale", "map")))
 
 
-@lru_cache(maxsize=1)
+@cache
 def compiled_update() -> Callable[..., None]:
-    """One kernel per shape of parameter; XL/2 has about a dozen shapes."""
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    compiled: Callable[..., None] = torch.compile(guarded_update, fullgraph=True, dynamic=False)
+    """One kernel for parameters of any number of blocks."""
+    compiled: Callable[..., None] = torch.compile(guarded_update, fullgraph=True, dynamic=True)
     return compiled
 
 
 def guarded_update(
     weight: Tensor,
     gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
+    first_codes: Tensor,
+    first_scale: Tensor,
+    second_codes: Tensor,
+    second_scale: Tensor,
+    first_meaning: Tensor,
+    second_meaning: Tensor,
     count: Tensor,
     rate: Tensor,
     grad_scale: Tensor,
@@ -166,18 +210,22 @@ def guarded_update(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> None:
-    """AdamW's update (Loshchilov and Hutter, algorithm 2) of one tensor in float32, or none at all:
+    """AdamW's update (Loshchilov and Hutter, algorithm 2) of one tensor in blocks [blocks, 256], or none at all:
 
     m <- m + (1 - b1) (g - m),  v <- v + (1 - b2) (g^2 - v),
     w <- w - rate (decay w + m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + eps)).
     """
     skip = found_inf > 0
     gradient = gradient / grad_scale
-    m, v = as_float(first), as_float(second)
-    new_m = torch.lerp(m, gradient, 1.0 - betas[0])
-    new_v = torch.lerp(v, gradient * gradient, 1.0 - betas[1])
-    root = (new_v / (1.0 - betas[1] ** count)).sqrt() + EPS
-    step = weight_decay * weight + new_m / (1.0 - betas[0] ** count) / root
+    m = torch.lerp(restored(first_codes, first_scale, first_meaning), gradient, 1.0 - betas[0])
+    v = torch.lerp(restored(second_codes, second_scale, second_meaning), gradient * gradient, 1.0 - betas[1])
+    root = (v / (1.0 - betas[1] ** count)).sqrt() + EPS
+    step = weight_decay * weight + m / (1.0 - betas[0] ** count) / root
     weight.copy_(torch.where(skip, weight, weight - rate * step))
-    first.copy_(torch.where(skip, m, new_m))
-    second.copy_(torch.where(skip, v, new_v))
+    for codes, scale, moment, meaning in (
+        (first_codes, first_scale, m, first_meaning),
+        (second_codes, second_scale, v, second_meaning),
+    ):
+        new_codes, new_scale = quantised(moment, meaning)
+        codes.copy_(torch.where(skip, codes, new_codes))
+        scale.copy_(torch.where(skip, scale, new_scale))

@@ -27,16 +27,19 @@ class Resources:
     memory: float | None = None  # GiB of a GPU's memory to stay within; None: what is free
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Execution that are insisted on
 
-    @property
-    def asked(self) -> bool:
-        return self.device is not None or self.memory is not None or bool(self.settings)
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is written."""
+        if self.device is not None and not usable(self.device):
+            raise UserError(f"--device {self.device}: this machine has none; use cpu")
+        self._insisted(Execution())
 
     def choose(self, cost: Cost, training: Training, samples: int, saved: Execution | None) -> Choice:
         """The execution for a network of this cost; `samples` is the bytes of its data, `saved` what it had so far."""
-        if saved is not None and not self.asked and usable(saved.device):
-            return Choice(saved, cost, training, samples, said="as before")
+        if saved is not None and self.memory is None and self.device in (None, saved.device) and usable(saved.device):
+            execution = self._insisted(saved)
+            return Choice(execution, cost, training, samples, said="as before" if execution == saved else "as asked")
         device = named_or_best(self.device or (saved.device if saved is not None and usable(saved.device) else None))
-        kind = torch.device(device).type
+        kind = kind_of(device)
         if kind == "cuda" and usable(device):
             machine = this_gpu(torch.device(placed_on(device)), self.memory)
             found = fits(cost, machine, training.batch, device=device, samples=samples)
@@ -80,11 +83,19 @@ class Choice:
         return next_smaller(self.cost, machine, self.training.batch, now, self.samples)
 
 
+def kind_of(device: str) -> str:
+    """`cuda` of `cuda:1`."""
+    try:
+        return torch.device(device).type
+    except RuntimeError as error:
+        raise UserError(f"--device {device}: no such kind of device; use cpu, cuda, cuda:1 or mps") from error
+
+
 def usable(device: str) -> bool:
     """Whether this machine has such a device."""
-    kind = torch.device(device).type
+    kind = kind_of(device)
     if kind == "cuda":
-        return torch.cuda.is_available()
+        return torch.cuda.is_available() and (torch.device(placed_on(device)).index or 0) < torch.cuda.device_count()
     return kind == "cpu" or (kind == "mps" and torch.backends.mps.is_available())
 
 

@@ -1,8 +1,8 @@
 """One optimizer step: forward, backward, clip, update, average. The host gives orders and asks for nothing back.
 
 A loss or gradient that is not finite makes the update change nothing; the meters count it. The same code runs eagerly
-on a CPU, block by compiled block on a GPU, and, for networks so small that starting kernels would take longer than
-running them, as one CUDA graph that is recorded once and replayed.
+on a CPU, block by compiled block on a GPU, and there, if one process trains alone, as one CUDA graph that is recorded
+once and replayed: a host that starts two thousand kernels a step is slower than the card even for large networks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Step:
         self._training, self._execution, self._team = training, execution, team
         arrange(learner.network, execution)
         self._network = team.wrap(learner.network)
-        self._graph = Graph(self._compute) if execution.compiling == "graph" and team.size == 1 else None
+        alone = team.size == 1  # an exchange of gradients is no part of a graph
+        self._graph = Graph(self._compute, self._forget) if execution.compiling == "graph" and alone else None
 
     def __call__(self, batch: Batch, images: int) -> None:
         full = images == self._training.batch
@@ -66,12 +67,16 @@ class Step:
         else:
             self._compute(batch, images)
 
+    def _forget(self) -> None:
+        """Give back the memory of gradients."""
+        self._state.optimizer.zero_grad(set_to_none=True)
+
     def _compute(self, batch: Batch, images: int | None = None) -> None:
         images = images or self._training.batch
-        state, team = self._state, self._team
+        team = self._team
         rows = next(len(value) for value in batch.values() if value.ndim)
         parts = micro_batches(rows, self._execution.micro_batch)
-        state.optimizer.zero_grad(set_to_none=True)
+        self._forget()
         total = torch.zeros((), device=batch[RATE].device)
         for part in parts:
             piece = {name: value[part] if value.ndim else value for name, value in batch.items()}
@@ -88,7 +93,8 @@ class Step:
     def _usual_rows(self) -> int:
         """Rows of a forward pass, but for what is left over at the end of a batch or of the budget."""
         part = self._team.part(self._training.batch)
-        return min(part.stop - part.start, self._execution.micro_batch or self._training.batch)
+        rows: int = part.stop - part.start
+        return min(rows, self._execution.micro_batch or self._training.batch)
 
     def _update(self, loss: Tensor, batch: Batch) -> None:
         """Clip, check, update the weights and their average, and count; all of it on the device."""
@@ -112,8 +118,8 @@ class Step:
 class Graph:
     """A step as one CUDA graph: recorded after a few eager ones, then replayed on new numbers in the same memory."""
 
-    def __init__(self, compute: Callable[[Batch], None]) -> None:
-        self._compute = compute
+    def __init__(self, compute: Callable[[Batch], None], forget: Callable[[], None]) -> None:
+        self._compute, self._forget = compute, forget
         self._stream = torch.cuda.Stream()
         self._static: Batch = {}
         self._recorded: torch.cuda.CUDAGraph | None = None
@@ -132,6 +138,7 @@ class Graph:
             torch.cuda.current_stream().wait_stream(self._stream)
             return
         if self._recorded is None:
+            self._forget()  # a graph has memory of its own, and takes what the eager steps have left
             recorded = torch.cuda.CUDAGraph()
             # other threads (the feed, a checkpoint's copy) go on allocating and copying meanwhile
             with torch.cuda.graph(recorded, stream=self._stream, capture_error_mode="thread_local"):

@@ -356,3 +356,30 @@ def test_nothing_damaged_is_handed_out(planned: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{shard}: corrupt"):
             hand_out(Store.at(tmp_path / "run"), "01", tmp_path / island)
     assert not list((tmp_path / "second").rglob("train-*"))
+
+
+def test_two_processes_train_one_expert_and_one_talks(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+    """Stopped alone, gone on with two by torchrun: the same expert but for the order of sums, and one voice."""
+
+    def stop_at_half(now: Progress) -> None:
+        if now.images == now.total // 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StopRequested):
+        train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU, watch=stop_at_half)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "atoll"]
+    command = [*torchrun, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("computing: as before") == 1, process.stdout
+    assert process.stdout.count("send this folder back") == 1, process.stdout
+    # not the weights: Adam makes steps of rounding errors where a gradient is zero, as that of the keys' bias is
+    together, alone = (metrics(artifact) for artifact in (Artifact.open(tmp_path / "expert"), unbroken))
+    assert [row["images"] for row in together] == [row["images"] for row in alone]
+    for name in ("loss", "yardstick"):
+        assert [row[name] for row in together] == pytest.approx([row[name] for row in alone], rel=1e-4)
+
+
+def metrics(artifact: Artifact) -> list[dict[str, float]]:
+    return [json.loads(line) for line in artifact.read("metrics.jsonl").splitlines()]

@@ -58,19 +58,21 @@ def train(
         raise UserError(f"{order_place}: the order's train shards hold no samples; partition again with fewer clusters")
 
     state_folder = out / "state"
-    with only_one(state_folder) if leads_its_team() else nullcontext():
+    leads = leads_its_team()
+    with only_one(state_folder) if leads else nullcontext():
         if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
             return done
         cost, training = account(order.architecture), order.training
         choice = resources.choose(cost, training, shards["train"].nbytes(), saved_execution(state_folder))
         log = Log(out / "log.jsonl", watch)
-        if choice.said is not None:
+        if choice.said is not None and leads:
             log(Progress(0, training.images, note=f"computing: {choice.said}"))
         learner = expert_learner(order, shards, grown_from, choice.execution.device)
         device = open_device(choice.execution)
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(shards["train"], device)
-        log.write(event="start", device=str(device))
+        if leads:
+            log.write(event="start", device=str(device))
         fitted = fit(
             learner,
             training,

@@ -11,6 +11,10 @@ A small DDPM expert (classic AdaLN, class labels) is trained on one half of the 
 The yardstick for all of them is the squared error of the bridged velocity on the linear path at fixed
 (image, t, noise), with averaged weights. Recorded: images each arm needs to reach the random start's final value.
 
+All arms train through `fit`, as islands do. benchmarks/results/warm_start.json and docs/warm_start.png were made before
+that, by a loop of this script's own with the same recipe: samples drawn with replacement, times not stratified, the
+network compiled whole, and the points of a curve closer together early on.
+
     # once, beside the data: the files a machine without pyarrow can read
     python benchmarks/warm_start.py pack --source ../shared/datasets/tiny-imagenet --out .gpu/warm-start
     cp ../shared/models/taef2/diffusion_pytorch_model.safetensors .gpu/warm-start/taef2.safetensors
@@ -25,24 +29,27 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.convert.adapt import Trained
 from atoll.convert.warm_start import warm_start
+from atoll.data.stream import sample_order
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.tiny_autoencoder import TinyAutoencoder
 from atoll.process import (
     Bridge,
     Condition,
+    Corruption,
     DDPMBetas,
+    Denoiser,
     Kind,
     LinearFlow,
     LogitNormal,
@@ -51,40 +58,43 @@ from atoll.process import (
     fixed_times,
     velocity_error,
 )
+from atoll.training.execution import Execution, autocast
+from atoll.training.loop import fit
+from atoll.training.packing import Batch
+from atoll.training.recipe import Training
+from atoll.training.seeds import generator
 
 CLASSES = 200
 HALF = CLASSES // 2
 DDPM = Objective(schedule=DDPMBetas("linear"), kind=Kind.EPSILON)
 FLOW = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal())
 ARMS = ("random", "hddm", "modulation", "fitted", "bridge", "classic")
-CONDITION_DROPOUT = 0.1
+COEFFICIENTS = tuple(field.name for field in fields(Corruption))
 
 
 @dataclass(frozen=True)
 class Plan:
     """One benchmark run; everything is counted in images."""
 
+    training: Training = Training(
+        images=1_500_000, batch=512, learning_rate=3e-4, warmup_images=50_000, ema_images=100_000, seed=0
+    )  # of every arm; of the old network too, but for its images
+    pretrain_images: int = 2_000_000
     width: int = 256
     depth: int = 8
     heads: int = 4
-    batch: int = 512
-    pretrain_images: int = 2_000_000
-    images: int = 1_500_000
-    learning_rate: float = 3e-4
-    warmup_images: int = 50_000
-    average_images: int = 100_000  # longest half-life of the weight average; a tenth of the way before that
-    points: int = 40
     validation_images: int = 1024
     validation_times: int = 16
     limit: float = 100.0
-    seed: int = 0
     seconds: float | None = None
 
 
 SMOKE = Plan(
-    width=32, depth=2, heads=2, batch=32, pretrain_images=3200, images=1600, warmup_images=320, average_images=800,
-    points=5, validation_images=64, validation_times=4,
+    training=Training(images=1600, batch=32, learning_rate=3e-4, warmup_images=320, ema_images=800, seed=0),
+    pretrain_images=3200, width=32, depth=2, heads=2, validation_images=64, validation_times=4,
 )  # fmt: skip
+CPU = Execution()
+GPU = Execution(device="cuda", precision="bfloat16", compiling="graph", samples="device")
 
 
 def main() -> None:
@@ -195,194 +205,172 @@ def architecture(plan: Plan, variant: str) -> DiTConfig:
     )  # fmt: skip
 
 
-class Arena:
-    """One network per architecture, compiled once on a GPU; every arm loads its weights into it."""
+@dataclass
+class ArmLearner:
+    """A network trained on for an objective; a `Learner` of training/step.py. Its samples are on the device."""
 
-    def __init__(self, plan: Plan, device: str) -> None:
-        self.plan, self.device = plan, device
-        self.networks: dict[str, DiT] = {}
-        self.compiled: dict[str, Callable[..., Tensor]] = {}
+    plan: Plan
+    start: Trained
+    network: DiT
+    objective: Objective
+    training: Training
+    data: Latents
+    held: Latents | None
 
-    def network(self, variant: str) -> tuple[DiT, Callable[..., Tensor]]:
-        if variant not in self.networks:
-            network = DiT(architecture(self.plan, variant)).to(self.device)
-            self.networks[variant] = network
-            self.compiled[variant] = torch.compile(network) if self.device == "cuda" else network
-        return self.networks[variant], self.compiled[variant]
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        """Rows `part` of the batch that follows `images` seen, as an island draws it: row numbers, eps, t."""
+        seed = self.training.seed
+        rows = sample_order(len(self.data.labels), seed, images, batch)
+        numbers = generator(seed, "batch", images)
+        strata, dropout = torch.rand(2, batch, generator=numbers, dtype=torch.float64)
+        t = self.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)[part]
+        at = self.objective.at(t).to(dtype=torch.float32)
+        return {
+            "row": rows[part],
+            "dropped": dropout[part] < self.training.condition_dropout,
+            "eps": torch.randn(batch, *self.data.values.shape[1:], generator=numbers)[part],
+            "t": t,
+            **{name: getattr(at, name) for name in COEFFICIENTS},
+        }
+
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        """The objective's loss per sample [B]; of a network that kept another process, through the bridge."""
+        x0, labels = self.data.values[batch["row"]], self.data.labels[batch["row"]]
+        at = Corruption(*(batch[name] for name in COEFFICIENTS))
+        condition = Condition(labels=labels, dropped=batch["dropped"])
+        answer = self._learned(network)(at.noisy(x0, batch["eps"]), batch["t"], condition)
+        return at.loss(answer.value, x0, batch["eps"])
+
+    def _learned(self, network: nn.Module) -> Denoiser:
+        denoiser = self._denoiser(network)
+        if (self.objective.schedule, self.objective.kind) == (self.start.schedule, self.start.kind):
+            return denoiser
+        return Bridge(denoiser, onto=self.objective.schedule, limit=self.plan.limit)
+
+    def _denoiser(self, network: nn.Module) -> NetworkDenoiser:
+        return NetworkDenoiser(network, self.start.schedule, self.start.kind, self.start.config.time_scale)
+
+    @torch.no_grad()
+    def measure(self, execution: Execution) -> dict[str, float]:
+        """The yardstick, where there are samples to take it on."""
+        if self.held is None:
+            return {}
+        return {"yardstick": yardstick(self._denoiser(self.network), self.plan, self.held, execution)}
 
 
 def train(
-    arena: Arena,
+    plan: Plan,
+    execution: Execution,
     start: Trained,
-    loss_of: Callable[[NetworkDenoiser, Tensor, Tensor, Tensor, Condition], Tensor],
-    quantile: Callable[[Tensor], Tensor],
+    objective: Objective,
+    training: Training,
     data: Latents,
     held: Latents | None,
-    images: int,
-    seed: int,
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Train `start` on `data`; the averaged weights, and the curve of the yardstick where `held` is given."""
-    plan, device = arena.plan, arena.device
-    network, compiled = arena.network(start.config.variant)
-    network.load_state_dict({name: value.to(device) for name, value in start.weights.items()}, strict=True)
-    average = [p.detach().clone() for p in network.parameters()]
-    parameters = list(network.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0, fused=device == "cuda")
-    denoiser = NetworkDenoiser(compiled, start.schedule, start.kind, start.config.time_scale)
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def measure() -> float:
-        """The yardstick with the averaged weights, which are lent to the network meanwhile."""
-        assert held is not None
-        own = [p.detach().clone() for p in parameters]
-        copy_into(parameters, average)
-        value = yardstick(replace(denoiser, network=network), plan, held)  # eager: no second compilation
-        copy_into(parameters, own)
-        return value
-
-    curve: list[dict[str, float]] = []
-    due = [round(images * (i / plan.points) ** 2) for i in range(plan.points + 1)]  # more points early on
-    seen = 0
-    while seen < images:
-        if held is not None and seen >= due[len(curve)]:
-            curve.append({"images": seen, "yardstick": measure()})
-        rows = torch.randint(len(data.labels), (plan.batch,), generator=generator, device=device)
-        x0, labels = data.values[rows], data.labels[rows]
-        eps = torch.randn(x0.shape, generator=generator, device=device)
-        t = quantile(torch.rand(plan.batch, generator=generator, device=device, dtype=torch.float64))
-        dropped = torch.rand(plan.batch, generator=generator, device=device) < CONDITION_DROPOUT
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = loss_of(denoiser, x0, eps, t, Condition(labels=labels, dropped=dropped)).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = plan.learning_rate * min(1.0, (seen + plan.batch) / plan.warmup_images)
-        optimizer.step()
-        seen += plan.batch
-        half_life = min(plan.average_images, 0.1 * seen)
-        with torch.no_grad():
-            torch._foreach_lerp_(average, [p.detach() for p in parameters], 1.0 - 0.5 ** (plan.batch / half_life))
-    if held is not None:
-        curve.append({"images": seen, "yardstick": measure()})
-    copy_into(parameters, average)
-    return {name: value.detach().clone() for name, value in network.state_dict().items()}, curve
+    network = DiT(start.config).to(execution.device)
+    network.load_state_dict({name: value.to(execution.device) for name, value in start.weights.items()}, strict=True)
+    learner = ArmLearner(plan, start, network, objective, training, data, held)
+    first = {"images": 0, **learner.measure(execution)}
+    with tempfile.TemporaryDirectory() as state:
+        fitted = fit(learner, training, execution, Path(state), identity={}, whose="arm")
+    weights = {name: value.to("cpu", copy=True) for name, value in fitted.state.averaged_weights().items()}
+    kept = ("images", "yardstick")
+    return weights, [{name: row[name] for name in kept} for row in (first, *fitted.rows) if "yardstick" in row]
 
 
-@torch.no_grad()
-def copy_into(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:
-    torch._foreach_copy_([p.detach() for p in parameters], values)
-
-
-@torch.inference_mode()
-def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents) -> float:
+def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents, execution: Execution) -> float:
     """Mean squared error of the bridged velocity at fixed (image, t, noise); each image at one of the times."""
     bridge = Bridge(denoiser, limit=plan.limit)
-    device = held.values.device
-    count = min(plan.validation_images, len(held.labels)) // plan.batch * plan.batch or len(held.labels)
-    generator = torch.Generator("cpu").manual_seed(1234)
-    eps = torch.randn(count, *held.values.shape[1:], generator=generator).to(device)
+    device, batch = held.values.device, plan.training.batch
+    count = min(plan.validation_images, len(held.labels)) // batch * batch or len(held.labels)
+    numbers = torch.Generator("cpu").manual_seed(1234)
+    eps = torch.randn(count, *held.values.shape[1:], generator=numbers).to(device)
     times = fixed_times(plan.validation_times).to(device)
     errors = []
     for shift in range(4):  # every image at four of the times
-        for rows in torch.arange(count, device=device).split(plan.batch):
+        for rows in torch.arange(count, device=device).split(batch):
             t = times[(rows * 5 + shift * 4 + rows // plan.validation_times) % len(times)]
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            with autocast(execution):
                 condition = Condition(labels=held.labels[rows], dropped=torch.zeros_like(rows, dtype=torch.bool))
                 errors.append(velocity_error(bridge, held.values[rows], eps[rows], t, condition))
     return float(torch.cat(errors).mean())
 
 
-def own_loss(objective: Objective) -> Callable[[NetworkDenoiser, Tensor, Tensor, Tensor, Condition], Tensor]:
-    """The loss of an objective: its own schedule, kind and weighting."""
-
-    def loss(denoiser: NetworkDenoiser, x0: Tensor, eps: Tensor, t: Tensor, condition: Condition) -> Tensor:
-        return objective.loss(denoiser(objective.noisy(x0, eps, t), t, condition), x0, eps, t)
-
-    return loss
-
-
-def bridged_loss(limit: float) -> Callable[[NetworkDenoiser, Tensor, Tensor, Tensor, Condition], Tensor]:
-    """The flow-matching loss of a network of any schedule and kind, through the bridge."""
-
-    def loss(denoiser: NetworkDenoiser, x0: Tensor, eps: Tensor, t: Tensor, condition: Condition) -> Tensor:
-        return velocity_error(Bridge(denoiser, limit=limit), x0, eps, t, condition)
-
-    return loss
-
-
 # -- the comparison -----------------------------------------------------------------------------------------
 
 
-def starts(plan: Plan, old: Trained, seed: int) -> dict[str, tuple[Trained, object]]:
-    """Where every arm starts from, and the loss it is trained with."""
+def starts(plan: Plan, old: Trained, seed: int) -> dict[str, Trained]:
+    """Where every arm starts from; all learn FLOW, those that kept DDPM's schedule and kind through the bridge."""
     single, classic = architecture(plan, "adaln-single"), architecture(plan, "adaln")
 
-    def generator() -> torch.Generator:
+    def seeded() -> torch.Generator:
         return torch.Generator().manual_seed(seed)
 
-    fresh = DiT(single, generator()).state_dict()
+    fresh = DiT(single, seeded()).state_dict()
     trunk = {k: v for k, v in old.weights.items() if k.startswith("patches") or ".attention." in k or ".mlp." in k}
-    untimed, _ = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator(), fit_time=False)
-    fitted, report = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=generator())
-    bridge, _ = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=generator())
-    unchanged, _ = warm_start(old, classic, DDPM.schedule, DDPM.kind, generator=generator())
+    untimed, _ = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=seeded(), fit_time=False)
+    fitted, report = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=seeded())
+    bridge, _ = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=seeded())
+    unchanged, _ = warm_start(old, classic, DDPM.schedule, DDPM.kind, generator=seeded())
     residuals = {entry.key: round(entry.residual, 3) for entry in report.entries if entry.residual is not None}
     print(f"residuals of the fit: {residuals}")
     return {
-        "random": (Trained(single, fresh, FLOW.schedule, FLOW.kind), own_loss(FLOW)),
-        "hddm": (Trained(single, fresh | trunk, FLOW.schedule, FLOW.kind), own_loss(FLOW)),
-        "modulation": (untimed, own_loss(FLOW)),
-        "fitted": (fitted, own_loss(FLOW)),
-        "bridge": (bridge, bridged_loss(plan.limit)),
-        "classic": (unchanged, bridged_loss(plan.limit)),
+        "random": Trained(single, fresh, FLOW.schedule, FLOW.kind),
+        "hddm": Trained(single, fresh | trunk, FLOW.schedule, FLOW.kind),
+        "modulation": untimed,
+        "fitted": fitted,
+        "bridge": bridge,
+        "classic": unchanged,
     }
 
 
 def run(plan: Plan, data: Path, out: Path, seeds: list[int], arms: list[str], *, smoke: bool) -> None:
     began = time.monotonic()
-    device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
-    if device == "cuda":
+    execution = GPU if torch.cuda.is_available() and not smoke else CPU
+    if execution == GPU:
         torch.set_float32_matmul_precision("high")
     out.mkdir(parents=True, exist_ok=True)
-    train_set, held = encode(data, device, 200 if smoke else None)
+    train_set, held = encode(data, execution.device, 200 if smoke else None)
     first, second = train_set.of_classes(0, HALF), train_set.of_classes(HALF, HALF)
     target_held = held.of_classes(HALF, HALF)
     print(
         f"{time.monotonic() - began:.0f} s: {len(first.labels):,} + {len(second.labels):,} latents encoded", flush=True
     )
 
-    arena = Arena(plan, device)
     results: list[dict] = []
     budget = None
     for seed in seeds:
         config = architecture(plan, "adaln")
         fresh = Trained(config, DiT(config, torch.Generator().manual_seed(seed)).state_dict(), DDPM.schedule, DDPM.kind)
+        pretraining = plan.training.model_copy(update={"images": plan.pretrain_images, "seed": seed})
         started = time.monotonic()
-        weights, _ = train(arena, fresh, own_loss(DDPM), DDPM.times, first, None, plan.pretrain_images, seed)
+        weights, _ = train(plan, execution, fresh, DDPM, pretraining, first, None)
         rate = plan.pretrain_images / (time.monotonic() - started)
         print(f"{time.monotonic() - began:.0f} s: seed {seed}: pre-trained, {rate:,.0f} images/s", flush=True)
-        old = replace(fresh, weights={name: value.cpu() for name, value in weights.items()})
+        old = replace(fresh, weights=weights)
         if budget is None:
             budget = affordable(plan, rate, time.monotonic() - began, len(arms), len(seeds))
+        training = plan.training.model_copy(update={"images": budget, "seed": seed + 1})
         curves = {}
-        for name, (start, loss) in starts(plan, old, seed).items():
+        for name, start in starts(plan, old, seed).items():
             if name not in arms:
                 continue
-            _, curves[name] = train(arena, start, loss, FLOW.times, second, target_held, budget, seed + 1)
+            _, curves[name] = train(plan, execution, start, FLOW, training, second, target_held)
             ends = [curves[name][i]["yardstick"] for i in (0, -1)]
             print(f"{time.monotonic() - began:.0f} s: {name}: {ends[0]:.4f} -> {ends[1]:.4f}", flush=True)
         results.append({"seed": seed, "budget": budget, "curves": curves, "images_needed": needed(curves, budget)})
-        write(out, plan, device, results)  # after every seed: a run cut short keeps what it has
+        write(out, plan, execution, results)  # after every seed: a run cut short keeps what it has
     print(summary(results))
 
 
 def affordable(plan: Plan, rate: float, spent: float, arms: int, seeds: int) -> int:
     """Images per arm: the plan's, or fewer, alike for all arms and seeds, where the time given would not do."""
+    images, batch = plan.training.images, plan.training.batch
     if plan.seconds is None:
-        return plan.images
+        return images
     images_left = (plan.seconds - spent) * rate * 0.9 - (seeds - 1) * plan.pretrain_images
-    return max(plan.batch, min(plan.images, int(images_left / (arms * seeds)) // plan.batch * plan.batch))
+    return max(batch, min(images, int(images_left / (arms * seeds)) // batch * batch))
 
 
 def needed(curves: dict[str, list[dict[str, float]]], budget: int) -> dict[str, float | None]:
@@ -413,9 +401,14 @@ def summary(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def write(out: Path, plan: Plan, device: str, results: list[dict]) -> None:
-    where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    record = {"plan": asdict(plan), "device": where, "torch": torch.__version__, "results": results}
+def write(out: Path, plan: Plan, execution: Execution, results: list[dict]) -> None:
+    record = {
+        "plan": vars(plan) | {"training": plan.training.model_dump()},
+        "execution": execution.model_dump(),
+        "device": torch.cuda.get_device_name() if execution.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "results": results,
+    }
     (out / "warm_start.json").write_text(json.dumps(record, indent=1) + "\n")
     try:
         draw(record, out / "warm_start.png")

@@ -22,7 +22,7 @@ from atoll.data.index import split_of
 from atoll.data.prepare import prepare
 from atoll.data.shards import ResidentSamples
 from atoll.islands.expert import load_expert
-from atoll.islands.launch import hand_out
+from atoll.islands.launch import Island, hand_out, images_seen
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import expert_learner, shards_of, train
@@ -96,17 +96,38 @@ def test_killed_and_run_again_it_ends_with_the_same_digest(
     assert Artifact.open(tmp_path / "expert").digest == unbroken.digest
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    planned: Path, unbroken: Artifact, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "expert" / "log.jsonl").exists():
+    island = Island("00", tmp_path, planned / "orders" / "00.json", images=0)
+    while images_seen(island) == 0:
         time.sleep(0.01)
-    process.terminate()
+    process.send_signal(number)
     _, errors = process.communicate()
-    assert process.returncode == 143
+    assert process.returncode == code, errors
     assert "stopped and saved after" in errors
+    assert errors.count("\n") == 1
     assert list((tmp_path / "expert" / "state").glob("*.safetensors"))
     assert train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU).digest == unbroken.digest
+
+
+def test_how_far_an_island_is_comes_from_the_last_line_that_says_so(tmp_path: Path) -> None:
+    island = Island("00", tmp_path, tmp_path / "00.json", images=100)
+    assert images_seen(island) == 0, "no log yet"
+    island.expert.mkdir()
+    log = island.expert / "log.jsonl"
+    for line, images in (
+        ('{"event": "start"}\n', 0),
+        ('{"event": "progress", "images": 32}\n', 32),
+        ('{"event": "note", "note": "out of memory"}\n', 32),
+        ('{"event": "progress", "ima', 32),
+    ):
+        with log.open("a") as stream:
+            stream.write(line)
+        assert images_seen(island) == images
 
 
 def test_a_stop_in_the_middle_resumes_bit_for_bit_in_process(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
@@ -335,3 +356,30 @@ def test_nothing_damaged_is_handed_out(planned: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{shard}: corrupt"):
             hand_out(Store.at(tmp_path / "run"), "01", tmp_path / island)
     assert not list((tmp_path / "second").rglob("train-*"))
+
+
+def test_two_processes_train_one_expert_and_one_talks(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
+    """Stopped alone, gone on with two by torchrun: the same expert but for the order of sums, and one voice."""
+
+    def stop_at_half(now: Progress) -> None:
+        if now.images == now.total // 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StopRequested):
+        train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU, watch=stop_at_half)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "atoll"]
+    command = [*torchrun, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("computing: as before") == 1, process.stdout
+    assert process.stdout.count("send this folder back") == 1, process.stdout
+    # not the weights: Adam makes steps of rounding errors where a gradient is zero, as that of the keys' bias is
+    together, alone = (metrics(artifact) for artifact in (Artifact.open(tmp_path / "expert"), unbroken))
+    assert [row["images"] for row in together] == [row["images"] for row in alone]
+    for name in ("loss", "yardstick"):
+        assert [row[name] for row in together] == pytest.approx([row[name] for row in alone], rel=1e-4)
+
+
+def metrics(artifact: Artifact) -> list[dict[str, float]]:
+    return [json.loads(line) for line in artifact.read("metrics.jsonl").splitlines()]

@@ -87,7 +87,7 @@ def run_verb(verb: str, arguments: list[str]) -> None:
             fail(f"{', '.join(a for a in arguments if '://' in a) or verb}: {missing}", 2)
         if not isinstance(error, StopRequested):
             raise
-        fail(str(error), 143)
+        fail(str(error), 128 + error.signal)  # as a shell says it: 130 after Ctrl-C, 143 after SIGTERM
 
 
 def explain_missing_package(error: ImportError) -> str:

@@ -28,7 +28,7 @@ def evaluate(
     solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}")] = DEFAULT_SOLVER,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    out: Annotated[str | None, typer.Option(help="Folder for the results [default: the run]")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for the results; default: the run")] = None,
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
 

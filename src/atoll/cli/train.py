@@ -12,6 +12,7 @@ import typer
 from ..artifacts import UserError, find
 from ..islands import train as island
 from ..training.resources import Resources, parse_memory
+from ..training.team import leads_its_team
 from .bars import console
 from .settings import parse_overrides
 from .watching import watching
@@ -24,13 +25,13 @@ def train(
     start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Stay within this much of a GPU's memory, such as 24GB [default: what is free]")
+        str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB; default: what is free")
     ] = None,
     overrides: Annotated[
         list[str], typer.Option("--set", help="How to compute: micro_batch=16, precision=float32, compiling=none, ...")
     ] = [],  # noqa: B006
     checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Save the state this often [default: a minute, longer for large networks]")
+        float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
     ] = None,
     tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
@@ -38,18 +39,19 @@ def train(
 ) -> None:
     """Train the expert that one work order asks for. Run it again to go on after a stop of any kind.
 
-    On a GPU it chooses by itself how to make the best of the memory, and says what it chose; --memory and --set
-    change that without a new order. Under torchrun several GPUs train one expert together.
+    On a GPU it chooses by itself how to make the best of the memory, and says
+    what it chose; --memory and --set change that without a new order. Under
+    torchrun several GPUs train one expert together. See docs/training.md.
 
     Examples:
 
       atoll train orders/03.json --out my-expert
 
-      atoll train 03.json --data ~/cluster-03 --out my-expert --device cuda:1 --memory 20GB
+      atoll train 03.json --data ~/cluster-03 --out my-expert --memory 20GB
 
-      atoll train 03.json --start converted-dit --out my-expert --set precision=float32
+      atoll train 03.json --start converted --out it --set precision=float32
 
-      torchrun --standalone --nproc-per-node 4 -m atoll train 03.json --out my-expert
+      torchrun --standalone --nproc-per-node 4 -m atoll train 03.json --out it
     """
     folder = Path(out)
     if "://" in out or folder.is_file():
@@ -58,7 +60,8 @@ def train(
         threading.Thread(target=_end_with_parent, daemon=True).start()
     there = find(folder) is not None
     limit = None if memory is None else parse_memory(memory)
-    with watching("training", quiet=quiet or there, tensorboard=tensorboard) as watch:
+    leads = leads_its_team()  # of several processes that train together one talks
+    with watching("training", quiet=quiet or there or not leads, tensorboard=tensorboard if leads else None) as watch:
         artifact = island.train(
             order,
             folder,
@@ -68,12 +71,13 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )
-    if quiet or artifact is None:
+    if quiet or not leads or artifact is None:
         return
     if there:
-        console.print(f"already there: [bold]{out}[/bold]")
+        console.print(f"already there: [bold]{out}[/bold]", soft_wrap=True)
     else:
-        console.print(f"expert {artifact.digest[:12]} in [bold]{out}[/bold]: send this folder back (not its state/)")
+        line = f"expert {artifact.digest[:12]} in [bold]{out}[/bold]: send this folder back"
+        console.print(line, soft_wrap=True)
 
 
 def _end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a training: a bar in a terminal, a plain line a minute elsewhere, and TensorBoard if asked."""
+"""What a person sees of a training: a bar in a terminal, a plain line a minute elsewhere, TensorBoard if asked."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from ..artifacts import UserError
 from ..training.loop import Progress, Watch
 from .bars import console
 
-LINE_SECONDS = 60.0
+FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 60.0
 SCALAR_SECONDS = 5.0
+NARROWEST_BAR = 6  # characters
 
 
 @contextmanager
 def watching(what: str, *, quiet: bool = False, tensorboard: str | None = None) -> Iterator[Watch]:
     """A watcher for `fit`: shows every note once, and where the training stands."""
+    began = time.monotonic()
     scalars = None if tensorboard is None else Scalars(tensorboard)
     show = Lines(what) if not quiet and not console.is_terminal else None
     columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),  # gives way in a narrow terminal, down to NARROWEST_BAR
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[numbers]}"),
-        TimeElapsedColumn(),
     )
     with Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=None, numbers="")
@@ -36,11 +37,13 @@ def watching(what: str, *, quiet: bool = False, tensorboard: str | None = None) 
         def watch(now: Progress) -> None:
             if now.note is not None:
                 if not quiet:
-                    console.print(now.note, markup=False, highlight=False)
+                    say(now.note)
                 return
-            bar.update(task, completed=now.images, total=now.total, numbers=numbers_of(now))
+            numbers = numbers_of(now, time.monotonic() - began)
+            room = console.width - len(f"{what}  100% ") - NARROWEST_BAR
+            bar.update(task, completed=now.images, total=now.total, numbers=fitting(numbers, room))
             if show is not None:
-                show(now)
+                show(now, fitting(numbers))
             if scalars is not None:
                 scalars(now)
 
@@ -51,42 +54,56 @@ def watching(what: str, *, quiet: bool = False, tensorboard: str | None = None) 
                 scalars.close()
 
 
-def numbers_of(now: Progress) -> str:
-    """`5,312 images/s  loss 0.4312  yardstick 0.3951  left 1:02:33`, as far as known."""
+def say(text: str) -> None:
+    """Print a line as it is; in a log, where nobody knows how wide the screen will be, without breaking it."""
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def numbers_of(now: Progress, seconds: float) -> list[str]:
+    """`left 1:02:33`, `312 images/s`, `loss 0.431`, `yardstick 0.395`, as far as known, most wanted first."""
     parts = []
+    if now.images == now.total:
+        parts.append(f"took {clock(seconds)}")
+    elif now.seconds_left is not None:
+        parts.append(f"left {clock(now.seconds_left)}")
     if now.rate is not None:
-        parts.append(f"{now.rate:,.0f} images/s")
+        parts.append(f"{now.rate:,.0f} images/s" if now.rate >= 10 else f"{now.rate:.2g} images/s")
     if now.loss is not None:
-        parts.append(f"loss {now.loss:.4f}")
+        parts.append(f"loss {now.loss:.3f}")
     if now.yardstick is not None:
-        parts.append(f"yardstick {now.yardstick:.4f}")
+        parts.append(f"yardstick {now.yardstick:.3f}")
     if now.skipped:
         parts.append(f"{now.skipped} steps not finite, left out")
-    if now.seconds_left is not None:
-        parts.append(f"left {clock(now.seconds_left)}")
+    return parts
+
+
+def fitting(parts: list[str], room: int | None = None) -> str:
+    """As many of the parts, from the first, as `room` characters hold."""
+    while room is not None and parts and len("  ".join(parts)) > room:
+        parts = parts[:-1]
     return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:
+    """`0:07`, `12:34`, `1:02:33`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 class Lines:
-    """One plain line a minute, for logs of a machine nobody sits at."""
+    """A plain line soon, and then one a minute, for logs of a machine nobody sits at."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._said = time.monotonic()
+        self._due = time.monotonic() + FIRST_LINE_SECONDS
 
-    def __call__(self, now: Progress) -> None:
-        if time.monotonic() - self._said < LINE_SECONDS and now.images < now.total:
+    def __call__(self, now: Progress, numbers: str) -> None:
+        if time.monotonic() < self._due and now.images < now.total:
             return
-        self._said = time.monotonic()
+        self._due = time.monotonic() + LINE_SECONDS
         share = 100 * now.images / now.total
-        text = f"{self._what}: {now.images:,} of {now.total:,} images ({share:.0f}%)  {numbers_of(now)}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(f"{self._what}: {now.images:,} of {now.total:,} images ({share:.0f}%)  {numbers}")
 
 
 class Scalars:

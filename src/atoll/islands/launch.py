@@ -111,9 +111,14 @@ def check_exit(island: Island, code: int) -> None:
 
 
 def images_seen(island: Island) -> int:
-    """How far an island is, from its log."""
+    """How far an island is, from the last line of its log that says so."""
     try:
-        last = (island.expert / "log.jsonl").read_text().splitlines()[-1]
-        return int(json.loads(last)["images"])
-    except (FileNotFoundError, IndexError, ValueError):
-        return 0  # not started yet, or a line half written
+        lines = (island.expert / "log.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return 0  # not started yet
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["images"])
+        except (KeyError, ValueError):
+            continue  # another event, or a line half written
+    return 0

@@ -26,7 +26,7 @@ from .order import Order, read_order
 from .start import card_for, read_start
 from .validation import Validation
 
-LOG_SECONDS = 10.0
+LOG_SECONDS = 1.0, 30.0  # between lines of progress: at first, when whoever started it looks, and in the long run
 
 
 def train(
@@ -58,19 +58,21 @@ def train(
         raise UserError(f"{order_place}: the order's train shards hold no samples; partition again with fewer clusters")
 
     state_folder = out / "state"
-    with only_one(state_folder) if leads_its_team() else nullcontext():
+    leads = leads_its_team()
+    with only_one(state_folder) if leads else nullcontext():
         if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
             return done
         cost, training = account(order.architecture), order.training
         choice = resources.choose(cost, training, shards["train"].nbytes(), saved_execution(state_folder))
         log = Log(out / "log.jsonl", watch)
-        if choice.said is not None:
-            log(Progress(0, training.images, note=choice.said))
+        if choice.said is not None and leads:
+            log(Progress(0, training.images, note=f"computing: {choice.said}"))
         learner = expert_learner(order, shards, grown_from, choice.execution.device)
         device = open_device(choice.execution)
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(shards["train"], device)
-        log.write(event="start", device=str(device))
+        if leads:
+            log.write(event="start", device=str(device))
         fitted = fit(
             learner,
             training,
@@ -144,7 +146,8 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._watch = watch
-        self._written = 0.0
+        self._began = time.monotonic()
+        self._due = 0.0
 
     def write(self, **fields: str | int | float | None) -> None:
         with self._path.open("a") as stream:
@@ -155,8 +158,9 @@ class Log:
         now = time.monotonic()
         if progress.note is not None:
             self.write(event="note", note=progress.note)
-        elif now - self._written >= LOG_SECONDS or progress.images == progress.total:
-            self._written = now
+        elif now >= self._due or progress.images == progress.total:
+            shortest, longest = LOG_SECONDS
+            self._due = now + min(longest, max(shortest, (now - self._began) / 20))
             rate = None if progress.rate is None else round(progress.rate, 1)
             self.write(
                 event="progress",

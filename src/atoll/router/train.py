@@ -15,7 +15,7 @@ from ..models.accounting import account
 from ..models.router import Router, RouterConfig
 from ..training.checkpoints import saved_execution
 from ..training.execution import open_device
-from ..training.loop import Watch, averaged, fit
+from ..training.loop import Progress, Watch, averaged, fit
 from ..training.recipe import Training
 from ..training.resources import Resources
 from ..training.seeds import seed_from
@@ -64,6 +64,8 @@ def train_router(
         clustered = ClusteredSamples(data, partition)
         cost = account(plan.network.trunk)
         choice = resources.choose(cost, plan.training, clustered.shards.nbytes(), saved_execution(out / "state"))
+        if choice.said is not None and watch is not None:
+            watch(Progress(0, plan.training.images, note=f"computing: {choice.said}"))
         clustered.shards.text_device = choice.execution.device
         torch.manual_seed(seed_from(plan.training.seed, "weights"))
         learner = RouterLearner(Router(plan.network), plan.training, clustered, clustered.shards)

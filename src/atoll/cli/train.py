@@ -12,6 +12,7 @@ import typer
 from ..artifacts import UserError, find
 from ..islands import train as island
 from ..training.resources import Resources, parse_memory
+from ..training.team import leads_its_team
 from .bars import console
 from .settings import parse_overrides
 from .watching import watching
@@ -58,7 +59,8 @@ def train(
         threading.Thread(target=_end_with_parent, daemon=True).start()
     there = find(folder) is not None
     limit = None if memory is None else parse_memory(memory)
-    with watching("training", quiet=quiet or there, tensorboard=tensorboard) as watch:
+    leads = leads_its_team()
+    with watching("training", quiet=quiet or there or not leads, tensorboard=tensorboard if leads else None) as watch:
         artifact = island.train(
             order,
             folder,
@@ -68,7 +70,7 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )
-    if quiet or artifact is None:
+    if quiet or artifact is None or not leads:
         return
     if there:
         console.print(f"already there: [bold]{out}[/bold]")

@@ -68,6 +68,12 @@ def this_gpu(device: torch.device, memory: float | None = None) -> Gpu:
     )
 
 
+def reachable(device: torch.device) -> float:
+    """GiB of a CUDA device that are free or already this process's."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return (free + torch.cuda.memory_reserved(device)) / GIB
+
+
 def timed(work: object, device: torch.device, times: int = 10) -> float:
     """Seconds a piece of device work takes, the mean of ten after three."""
     assert callable(work)

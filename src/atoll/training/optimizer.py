@@ -85,6 +85,8 @@ class GuardedAdamW8bit(torch.optim.Optimizer):
         update = compiled_update() if self.count.device.type == "cuda" else guarded_update
         for group in self.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue  # as torch's AdamW does
                 state = self.state[parameter]
                 update(
                     parameter.detach(),
@@ -179,5 +181,18 @@ def guarded_update(
     root = (new_v / (1.0 - betas[1] ** count)).sqrt() + EPS
     step = weight_decay * weight + new_m / (1.0 - betas[0] ** count) / root
     weight.copy_(torch.where(skip, weight, weight - rate * step))
-    first.copy_(torch.where(skip, m, new_m))
-    second.copy_(torch.where(skip, v, new_v))
+    store(first, new_m, skip)
+    store(second, new_v, skip)
+
+
+def store(moment: Any, new: Tensor, skip: Tensor) -> None:
+    """Replace a stored moment unless `skip`. Codes and scales are chosen, not values: rounding twice is not once."""
+    if not is_quantised(moment):
+        moment.copy_(torch.where(skip, moment, new))
+        return
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
+
+    scaled, scale = scale_tensor(new, BLOCK)
+    codes = quantize_8bit_with_qmap(scaled, moment.qmap)
+    moment.codes.copy_(torch.where(skip, moment.codes, codes))
+    moment.scale.copy_(torch.where(skip, moment.scale, scale))

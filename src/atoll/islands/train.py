@@ -64,8 +64,8 @@ def train(
             return done
         cost, training = account(order.architecture), order.training
         choice = resources.choose(cost, training, shards["train"].nbytes(), saved_execution(state_folder))
-        log = Log(out / "log.jsonl", watch)
-        if choice.said is not None and leads:
+        log = Log(out / "log.jsonl", watch) if leads else Silence()
+        if choice.said is not None:
             log(Progress(0, training.images, note=f"computing: {choice.said}"))
         learner = expert_learner(order, shards, grown_from, choice.execution.device)
         device = open_device(choice.execution)
@@ -137,6 +137,16 @@ def fetch(root: Store, path: str, sha256: str) -> Path:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+class Silence:
+    """The log of a process that is not the first of its team."""
+
+    def write(self, **fields: str | int | float | None) -> None:
+        pass
+
+    def __call__(self, progress: Progress) -> None:
+        pass
 
 
 class Log:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..artifacts import UserError, differences, raise_if_disk_full, write_atomic
+from ..artifacts import UserError, differences, explain, raise_if_disk_full, write_atomic
 from ..artifacts.store import fsync_path
 from .execution import Execution
 from .packing import Layout
@@ -144,7 +145,7 @@ class Checkpoints:
             fsync_path(self.folder)
             for _, path in self._complete()[:-_KEPT]:
                 path.unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:
+        except BaseException as error:  # noqa: BLE001, it is raised by whoever waits for the file
             temporary.unlink(missing_ok=True)
             self._failure = error
 
@@ -169,7 +170,14 @@ class Checkpoints:
 def saved_execution(folder: Path) -> Execution | None:
     """How the half-finished run in this folder was computed last; None where there is none."""
     record = folder / "execution.json"
-    return Execution.model_validate_json(record.read_bytes()) if record.exists() else None
+    if not record.exists():
+        return None
+    try:
+        return Execution.model_validate_json(record.read_bytes())
+    except ValidationError as error:
+        raise UserError(
+            f"{record}: not valid ({explain(error)}); remove it, and how to compute is chosen anew"
+        ) from error
 
 
 def save_execution(folder: Path, execution: Execution) -> None:

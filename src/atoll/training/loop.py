@@ -87,26 +87,54 @@ def fit(
         if team.leads:
             checkpoints.begin(identity, whose)
             save_execution(folder, execution)
-        team.wait()
+        execution = team.told(execution)  # others may have found another amount of free memory
         state = TrainingState(learner.network, training, execution)
         ledger = checkpoints.restore(state)
-        while state.images < training.images:
-            try:
-                run(learner, training, execution, state, ledger, checkpoints, stop, team, watch)
-            except torch.OutOfMemoryError as error:
-                less = None if team.size > 1 else smaller(execution)
-                if less is None:
-                    raise UserError(
-                        f"out of memory on {device} after {state.images:,} images, and nothing smaller is left to "
-                        "try: use a smaller network, another card, or --device cpu"
-                    ) from error
-                note = f"out of memory; going on with {changes(execution, less)}"
-                watch(Progress(state.images, training.images, note=note))
-                execution = less
-                state, ledger = rebuilt(learner, training, execution, state, ledger, checkpoints)
-                save_execution(folder, execution)
+        while not finishes(learner, training, execution, state, ledger, checkpoints, stop, team, watch):
+            free_memory()
+            less = None if team.size > 1 else smaller(execution)
+            if less is None:
+                raise UserError(
+                    f"out of memory on {device} after {state.images:,} images, and nothing smaller is left to "
+                    "try: use a smaller network, another card, or --device cpu"
+                )
+            note = f"out of memory; going on with {changes(execution, less)}"
+            watch(Progress(state.images, training.images, note=note))
+            execution = less
+            save_execution(folder, execution)
+            held, images = taken_out(state), state.images
+            del state
+            free_memory()
+            state = TrainingState(learner.network, training, execution)
+            if held is not None:
+                state.restore(held, images)
+            else:
+                ledger = last_saved(checkpoints, state)
         state.average.settle()
         return Fitted(state, ledger.rows, execution, team.leads)
+
+
+def finishes(
+    learner: Learner,
+    training: Training,
+    execution: Execution,
+    state: TrainingState,
+    ledger: Ledger,
+    checkpoints: Checkpoints,
+    stop: StopSignal,
+    team: Team,
+    watch: Watch,
+) -> bool:
+    """Train to the end of the budget; False if memory ran out on the way.
+
+    A function of its own, so that whoever goes on with less is not inside `except`, where the error's traceback keeps
+    every activation that was made alive.
+    """
+    try:
+        run(learner, training, execution, state, ledger, checkpoints, stop, team, watch)
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def run(
@@ -125,18 +153,33 @@ def run(
     step = Step(learner, state, training, execution, team)
     clock = Clock(state.images)
     seen: Counts | None = None
-    yardstick: float | None = None
+    yardstick: float | None = next((row["yardstick"] for row in reversed(ledger.rows) if "yardstick" in row), None)
 
     def drawn(number: int) -> Batch | None:
         images = number * training.batch
         if images >= training.images:
             return None
         size = min(training.batch, training.images - images)
-        batch = learner.draw(images, size, team.part(size))
+        batch = learner.draw(images, size, team.drawn_part(size))
         batch[RATE] = torch.tensor(training.learning_rate_at(images))
         batch[FORGETTING] = torch.tensor(state.average.forgetting(images + size, size))
         return batch
 
+    def report() -> None:
+        nonlocal seen, yardstick
+        measured = {}
+        if team.leads:
+            with averaged(state):
+                measured = learner.measure(execution)
+        seen = state.meters.read()
+        yardstick = measured.get("yardstick", yardstick)
+        ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
+        state.meters.begin_row()
+
+    if report_missing(ledger, state.images, training):
+        report()
+    if state.images == training.images:
+        return
     for number, batch in Feed(drawn, device).stream(state.images // training.batch):
         size = min(training.batch, training.images - number * training.batch)
         step(batch, size)
@@ -144,14 +187,7 @@ def run(
         stopping = stop.requested if team.size == 1 else number % AGREE_EVERY == 0 and team.any(stop.requested)
 
         if report_due(state.images, size, training.images):
-            seen = state.meters.read()
-            measured = {}
-            if team.leads:
-                with averaged(state):
-                    measured = learner.measure(execution)
-            yardstick = measured.get("yardstick", yardstick)
-            ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
-            state.meters.begin_row()
+            report()
         elif clock.glance_due():
             seen = state.meters.glance() or seen
         give_up_if_lost(seen, state.images)
@@ -180,34 +216,43 @@ def give_up_if_lost(seen: Counts | None, images: int) -> None:
         )
 
 
-def rebuilt(
-    learner: Learner,
-    training: Training,
-    execution: Execution,
-    state: TrainingState,
-    ledger: Ledger,
-    checkpoints: Checkpoints,
-) -> tuple[TrainingState, Ledger]:
-    """The same state under another execution, or the last checkpoint if memory ran out in the midst of an update."""
+def taken_out(state: TrainingState) -> dict[str, torch.Tensor] | None:
+    """A copy of the state in the host's memory; None if memory ran out in the midst of an update."""
     state.optimizer.zero_grad(set_to_none=True)
-    held = None if state.updating else {name: value.to("cpu", copy=True) for name, value in state.tensors().items()}
-    images = state.images
     state.average.close()
-    del state
+    return None if state.updating else {name: value.to("cpu", copy=True) for name, value in state.tensors().items()}
+
+
+def last_saved(checkpoints: Checkpoints, state: TrainingState) -> Ledger:
+    """Go back to the last checkpoint, since the weights are neither before nor after a step."""
+    checkpoints.finish()
+    ledger = checkpoints.restore(state)
+    if state.images == 0:
+        raise UserError(
+            "out of memory in the midst of the first updates, before anything was saved: run the same command again, "
+            "it begins anew with what it has just chosen"
+        )
+    return ledger
+
+
+def free_memory() -> None:
+    """Give back to the device what nobody uses any more."""
     gc.collect()
     torch.cuda.empty_cache()
-    fresh = TrainingState(learner.network, training, execution)
-    if held is None:
-        checkpoints.finish()
-        return fresh, checkpoints.restore(fresh)
-    fresh.restore(held, images)
-    return fresh, ledger
 
 
 def changes(old: Execution, new: Execution) -> str:
     """What differs between two executions, for people: `micro_batch 16, moments 8-bit`."""
     before, after = old.model_dump(), new.model_dump()
     return ", ".join(f"{name} {value}" for name, value in after.items() if before[name] != value)
+
+
+def report_missing(ledger: Ledger, images: int, training: Training) -> bool:
+    """Whether the row of the last step is not there: memory ran out while it was measured."""
+    if images == 0 or (ledger.rows and ledger.rows[-1]["images"] == images):
+        return False
+    size = images - (images - 1) // training.batch * training.batch
+    return report_due(images, size, training.images)
 
 
 def report_due(images: int, batch: int, total: int, reports: int = REPORTS) -> bool:

@@ -66,6 +66,12 @@ def this_gpu(device: torch.device, memory: float | None = None) -> Gpu:
     return gpu
 
 
+def reachable(device: torch.device) -> float:
+    """GiB of a CUDA device that are free or already this process's."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return (free + torch.cuda.memory_reserved(device)) / GIB
+
+
 def product_rate(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:
     """Operations per second of a large matrix product of random numbers."""
     a = torch.randn(size, size, device=device, dtype=dtype)

@@ -89,7 +89,8 @@ class GuardedAdamW8bit(torch.optim.Optimizer):
         update = compiled_update() if self._count.device.type == "cuda" else guarded_update
         for group in self.param_groups:
             for parameter in filter(quantisable, group["params"]):
-                assert parameter.grad is not None
+                if parameter.grad is None:
+                    continue  # as torch's AdamW does
                 first, second = (self.state[parameter][name] for name in MOMENTS)
                 update(
                     parameter.detach().view(-1, BLOCK),

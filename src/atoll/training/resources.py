@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from ..artifacts import UserError, explain
 from ..models.accounting import Cost
 from .execution import Execution, named_or_best
-from .machines import Gpu, this_gpu
+from .machines import Gpu, reachable, this_gpu
 from .memory import fits, next_smaller
 from .recipe import Training
 from .team import placed_on
@@ -79,7 +79,8 @@ class Choice:
     def smaller(self, now: Execution) -> Execution | None:
         if torch.device(now.device).type != "cuda":
             return None
-        machine = self.machine or this_gpu(torch.device(placed_on(now.device)))
+        device = torch.device(placed_on(now.device))
+        machine = self.machine or this_gpu(device, memory=reachable(device))
         return next_smaller(self.cost, machine, self.training.batch, now, self.samples)
 
 

@@ -78,13 +78,14 @@ class Step:
         parts = micro_batches(rows, self._execution.micro_batch)
         self._forget()
         total = torch.zeros((), device=batch[RATE].device)
+        counts = 0.0 if team.idle(images) else 1.0
         for part in parts:
             piece = {name: value[part] if value.ndim else value for name, value in batch.items()}
             # compiled kernels are for one shape: whatever is left over runs eagerly
             usual = part.stop - part.start == self._usual_rows
             with team.no_exchange(self._network) if part is not parts[-1] else nullcontext(), eager(unless=usual):
                 with autocast(self._execution):
-                    share = self._learner.loss(self._network, piece).sum() / images
+                    share = self._learner.loss(self._network, piece).sum() / images * counts
                 torch.autograd.backward(share * team.size)  # the team's gradients are averaged, its losses summed
             total += share.detach()
         self._update(team.sum(total), batch)

@@ -12,11 +12,14 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class Team:
     def part(self, batch: int) -> slice:
         """This process's rows of a batch; all rows of all processes are the batch, once."""
         return slice(self.rank * batch // self.size, (self.rank + 1) * batch // self.size)
+
+    def idle(self, batch: int) -> bool:
+        """Whether a batch has too few rows for this process to get one."""
+        part = self.part(batch)
+        return bool(part.start == part.stop)
+
+    def drawn_part(self, batch: int) -> slice:
+        """The rows this process computes on: its part; while idle one row that counts for nothing.
+
+        Who computed nothing would miss the exchange of gradients, and the others would wait for ever.
+        """
+        return slice(0, 1) if self.idle(batch) else self.part(batch)
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """The network whose gradients are the mean over the team."""
@@ -55,6 +70,13 @@ class Team:
         """Whether it is so for anybody in the team."""
         flag = torch.tensor(float(here), device="cuda" if distributed.get_backend() == "nccl" else "cpu")
         return bool(self.sum(flag) > 0)
+
+    def told(self, value: T) -> T:
+        """The first process's value, on every member."""
+        box = [value]
+        if self.size > 1:
+            distributed.broadcast_object_list(box)
+        return box[0]
 
     def wait(self) -> None:
         """Until all are here."""

@@ -23,6 +23,7 @@ class Cost:
     parameters: int
     fixed: int  # values of the sin-cos position table, which some papers count as parameters
     flops_forward: int  # per image
+    flops_attention: int  # of them, the products of queries, keys and values
     block_input_values: int  # per image and block: all that a recomputed block keeps
     block_values: int  # per image: what one block keeps for the backward pass
     other_values: int  # per image: the same for everything outside the blocks
@@ -48,11 +49,18 @@ def account(config: DiTConfig) -> Cost:
         parameters=parameters,
         fixed=network.patches.positions.numel() if config.positions == "sincos" else 0,
         flops_forward=flops_forward(config),
+        flops_attention=flops_attention(config),
         block_input_values=config.image_tokens * config.width,
         block_values=block_values(config),
         other_values=other_values(config),
         depth=config.depth,
     )
+
+
+def flops_attention(config: DiTConfig) -> int:
+    """Of `flops_forward`, what queries, keys and values cost with each other, in all blocks."""
+    keys = config.image_tokens + (config.text_length or 0 if config.condition == "tokens" else 0)
+    return 2 * config.depth * 2 * config.image_tokens * keys * config.width
 
 
 def flops_forward(config: DiTConfig) -> int:
@@ -70,17 +78,17 @@ def flops_forward(config: DiTConfig) -> int:
     if config.variant == "adaln-single":
         products += d * 6 * d
 
-    block = 4 * n * d * d + 2 * n * n * d + 2 * n * d * config.mlp_width  # attention's maps, attention, MLP
+    block = 4 * n * d * d + 2 * n * d * config.mlp_width  # attention's maps, MLP
     if config.variant == "adaln":
         block += d * 6 * d
     if config.condition == "tokens":
-        block += 2 * n * d * d + 2 * length * d * d + 2 * n * length * d
+        block += 2 * n * d * d + 2 * length * d * d
     products += config.depth * block
 
     if config.variant == "adaln":
         products += d * 2 * d
     products += n * d * config.patch**2 * config.channels_out
-    return 2 * products
+    return 2 * products + flops_attention(config)
 
 
 def block_values(config: DiTConfig) -> int:

@@ -4,7 +4,7 @@ Memory is counted: float32 weights and gradients, the moments and the average as
 weights that bfloat16 computes with, the activations of one micro-batch, what the largest kernels need on the side, and
 what the allocator loses between blocks.
 
-Time is a roofline over three things: matrix products at the card's rate; everything between them, which moves a
+Time is a roofline over three things: matrix products at shares of the card's rate; everything between them, which moves a
 constant number of bytes per value of the residual stream, at its bandwidth; and the weights, which every micro-batch
 reads to accumulate gradients and every step to update. A network so small that the host cannot start its kernels in
 that time waits for the host instead, unless the step is a replayed graph. benchmarks/train_step.py compares both with
@@ -24,11 +24,14 @@ from .machines import GIB, MEASURED_SHARE, Gpu
 USABLE = 0.9  # of a card's memory; the rest is the driver's, the display's and the allocator's
 RESERVE = 0.6 * GIB  # workspaces of libraries, and what lies between blocks of memory
 EIGHT_BIT = 1.0 + 4.0 / 256.0  # bytes per value: a code, and a scale for every 256
-MATRIX_SHARE = 0.9  # of the rate of a large product that this network's products reach on average
-STREAM_BYTES = 340.0  # moved per value of the residual stream and block, forward and backward, outside products
+MATRIX_SHARE = 0.9  # of the rate of a large product that the network's linear maps reach on average
+ATTENTION_SHARE = 0.19  # and attention, whose products are small and whose softmax is none
+ATTENTION_PASSES = 3.5  # its backward pass makes the weights again: two and a half forward passes
+STREAM_BYTES = 165.0  # moved per value of the residual stream and block, forward and backward, outside products
 ACCUMULATED_BYTES = 18.0  # moved per weight and micro-batch: narrow copies, gradients written, cast and added
 UPDATED_BYTES = 50.0  # moved per weight and step: norm, moments, weights, average
-HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting compiled kernels, both ways
+GAP_SECONDS = 0.08e-3  # per block and micro-batch: some sixty kernels, each begun after the one before has ended
+HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting them, where they are not a graph
 EIGHT_BIT_SHARE = 0.98  # of the speed, and of our preference: float32 where it costs nothing
 HOST_AVERAGE_SHARE = 0.9
 
@@ -69,10 +72,12 @@ def images_per_s(cost: Cost, machine: Gpu, execution: Execution, batch: int) -> 
     passes = -(-batch // micro_batch)
     bandwidth = machine.bandwidth * MEASURED_SHARE[1] * 1e9
     again = execution.recomputed_blocks / cost.depth / 3  # a third forward pass for those
-    arithmetic = cost.flops_training / (machine.tflops * MEASURED_SHARE[0] * MATRIX_SHARE * 1e12)
+    rate = machine.tflops * MEASURED_SHARE[0] * 1e12
+    linear = 3 * (cost.flops_forward - cost.flops_attention) / (rate * MATRIX_SHARE)
+    arithmetic = linear + ATTENTION_PASSES * cost.flops_attention / (rate * ATTENTION_SHARE)
     moved = cost.block_input_values * cost.depth * STREAM_BYTES / bandwidth
     moved *= 1.0 if execution.precision == "bfloat16" else 2.0
-    device = batch * (arithmetic + moved) * (1.0 + again)
+    device = batch * (arithmetic + moved) * (1.0 + again) + GAP_SECONDS * cost.depth * passes
     device += cost.parameters * (passes * ACCUMULATED_BYTES + UPDATED_BYTES) / bandwidth
     host = 0.0 if execution.compiling == "graph" else HOST_SECONDS * cost.depth * passes
     return batch / max(device, host)

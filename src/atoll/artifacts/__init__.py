@@ -6,7 +6,7 @@ from .errors import UserError
 from .known_digests import file_digest
 from .lock import LOCK, only_one
 from .manifest import FileEntry, Manifest, explain
-from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
+from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, remove_unfinished, write_atomic
 
 __all__ = [
     "LOCK",
@@ -27,6 +27,7 @@ __all__ = [
     "link",
     "only_one",
     "raise_if_disk_full",
+    "remove_unfinished",
     "reuse",
     "seal",
     "sha256_bytes",

@@ -181,6 +181,12 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
     fsync_path(target.parent)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process was writing there with safetensors, which writes under such a name first."""
+    for left in folder.glob(".tmp??????"):
+        left.unlink(missing_ok=True)
+
+
 def link(source: Path, target: Path) -> None:
     """The same file under another name, unless one is there; a copy where the file system cannot link."""
     if target.exists():

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..artifacts import UserError, differences, explain, raise_if_disk_full, write_atomic
+from ..artifacts import UserError, differences, explain, raise_if_disk_full, remove_unfinished, write_atomic
 from ..artifacts.store import fsync_path
 from .execution import Execution
 from .packing import Layout
@@ -72,6 +72,7 @@ class Checkpoints:
         for left in self.folder.iterdir():  # by a process that was killed while writing
             if _UNFINISHED.match(left.name):
                 left.unlink(missing_ok=True)
+        remove_unfinished(self.folder)
         record = self.folder / "config.json"
         if record.exists():
             changed = differences(json.loads(record.read_bytes()), config)
@@ -154,7 +155,7 @@ class Checkpoints:
         for _, path in reversed(self._complete()):
             try:
                 with safe_open(path, framework="pt") as file:
-                    small = json.loads(file.metadata()["state"])
+                    small = json.loads((file.metadata() or {})["state"])
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, KeyError, ValueError):
                 continue  # a disk that lost power can hold a damaged newest file; the one before is exact too

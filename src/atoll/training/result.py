@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..artifacts import Artifact, UserError, explain, raise_if_disk_full, seal, write_atomic
+from ..artifacts import Artifact, UserError, explain, raise_if_disk_full, remove_unfinished, seal, write_atomic
 from ..models.dit import DiTConfig
 from ..models.shapes import as_shapes
 
@@ -41,6 +41,7 @@ def write_result(
 ) -> Artifact:
     """Write model.safetensors (float32), metrics.jsonl and `texts` into `folder`, and seal it."""
     folder.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(folder)
     tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in weights.items()}
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in metrics)
     try:

@@ -1,0 +1,277 @@
+"""`fit`: to the end of the budget, whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import TRAINING, ToyLearner, fitted, same
+
+from atoll.artifacts import UserError
+from atoll.training import loop
+from atoll.training.checkpoints import saved_execution
+from atoll.training.execution import Execution
+from atoll.training.loop import MOST_SKIPPED, Progress
+from atoll.training.packing import Batch
+from atoll.training.state import TrainingState
+from atoll.training.stopping import StopRequested
+
+
+def test_it_learns_what_there_is_to_learn(tmp_path: Path) -> None:
+    done = fitted(tmp_path, training=TRAINING.model_copy(update={"images": 6400, "decay": "linear"}))
+    expected = torch.eye(4)[:3].flip(0)
+    assert torch.allclose(done.state.averaged_weights()["blocks.0.weight"], expected, atol=0.05)
+    assert done.rows[-1]["loss"] == pytest.approx(0.01, rel=0.3)  # the noise's variance
+
+
+def test_rows_are_the_mean_loss_of_their_steps_and_a_yardstick(tmp_path: Path) -> None:
+    losses: list[Tensor] = []
+
+    class Telling(ToyLearner):
+        def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+            found = super().loss(network, batch)
+            losses.append(found.detach().mean())
+            return found
+
+    done = fitted(tmp_path, Telling(), TRAINING.model_copy(update={"images": 16 * 100 + 3}))
+    assert len(done.rows) == 40
+    assert [row["images"] for row in done.rows][-1] == 1603
+    ends = [-(-row["images"] // 16) for row in done.rows]
+    for start, end, row in zip([0, *ends], ends, done.rows, strict=False):
+        assert row["loss"] == pytest.approx(torch.stack(losses[start:end]).mean().item(), rel=1e-5)
+        assert row["yardstick"] > 0
+
+
+@pytest.mark.parametrize("images", [640, 100, 7, 16])
+def test_every_image_of_the_budget_is_seen_once_in_order(tmp_path: Path, images: int) -> None:
+    learner = ToyLearner()
+    done = fitted(tmp_path, learner, TRAINING.model_copy(update={"images": images}))
+    assert done.state.images == images
+    starts = range(0, images, 16)
+    assert learner.drawn == [(start, min(16, images - start)) for start in starts]
+
+
+@pytest.mark.parametrize("images", [640, 100])
+@pytest.mark.parametrize("steps", [1, 3, 6, 7, 40])
+def test_stopped_anywhere_it_goes_on_bit_for_bit(tmp_path: Path, steps: int, images: int) -> None:
+    """A signal at any step, the last one included: it is saved, and the same call ends like an unbroken one."""
+    training = TRAINING.model_copy(update={"images": images})
+    unbroken = fitted(tmp_path / "unbroken", training=training)
+    last = min(16 * steps, images)
+
+    class Told(ToyLearner):
+        def draw(self, images: int, batch: int, part: slice) -> Batch:
+            if images + batch == last:  # in the midst of a step, which is ended first
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().draw(images, batch, part)
+
+    with pytest.raises(StopRequested, match=f"after {last} images"):
+        fitted(tmp_path / "broken", Told(), training)
+    learner = ToyLearner()
+    assert same(fitted(tmp_path / "broken", learner, training), unbroken)
+    assert [images for images, _ in learner.drawn] == list(range(last, images, 16))
+
+
+def test_signals_are_handled_as_before_afterwards(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    fitted(tmp_path)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+class Failing(ToyLearner):
+    """Raises once from its loss, its measure or the optimizer."""
+
+    def __init__(self, where: str, when: int, error: Callable[[], Exception]) -> None:
+        super().__init__()
+        self.where, self.when, self.error = where, when, error
+        self.calls = {"loss": 0, "measure": 0}
+
+    def _called(self, where: str) -> None:
+        self.calls[where] += 1
+        if where == self.where and self.calls[where] == self.when:
+            raise self.error()
+
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        found = super().loss(network, batch)
+        self._called("loss")
+        return found
+
+    def measure(self, execution: Execution) -> dict[str, float]:
+        self._called("measure")
+        return super().measure(execution)
+
+
+def no_memory() -> Exception:
+    return torch.OutOfMemoryError("tried to allocate more than there is")
+
+
+def halved(now: Execution) -> Execution | None:
+    size = now.micro_batch or 16
+    return now.model_copy(update={"micro_batch": size // 2}) if size > 1 else None
+
+
+@pytest.mark.parametrize(
+    ("where", "when"), [("loss", 1), ("loss", 2), ("loss", 21), ("measure", 1), ("measure", 9), ("measure", 40)]
+)
+def test_out_of_memory_it_goes_on_smaller_from_the_same_images(tmp_path: Path, where: str, when: int) -> None:
+    """No image is lost or seen twice, no row is missing, and the end is that of an unbroken run but for rounding."""
+    unbroken = fitted(tmp_path / "unbroken")
+    learner = Failing(where, when, no_memory)
+    notes: list[str] = []
+
+    def watch(now: Progress) -> None:
+        if now.note is not None:
+            notes.append(now.note)
+
+    done = fitted(tmp_path / "broken", learner, watch=watch, smaller=halved)
+    assert notes == ["out of memory; going on with micro_batch 8"]
+    assert done.execution.micro_batch == 8
+    assert saved_execution(tmp_path / "broken") == done.execution
+    assert learner.calls[where] > when
+    assert [row["images"] for row in done.rows] == [row["images"] for row in unbroken.rows]
+    for row, expected in zip(done.rows, unbroken.rows, strict=True):
+        assert row["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert row["yardstick"] == pytest.approx(expected["yardstick"], rel=1e-4)
+    for name, value in unbroken.state.tensors().items():
+        torch.testing.assert_close(done.state.tensors()[name], value, rtol=1e-4, atol=1e-5)
+    counts = done.state.meters.read()
+    assert counts.skipped == 0
+
+
+def test_before_it_goes_on_smaller_everything_old_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card that is full, activations and the old moments must be freed before there is room for new ones."""
+    watched: list[weakref.ref[object]] = []
+    alive: list[list[bool]] = []
+
+    class Heavy(Failing):
+        def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+            if self.calls["loss"] == 2:
+                watched.append(weakref.ref(batch["x"]))
+            return super().loss(network, batch)
+
+    class Watched(TrainingState):
+        def __init__(self, *arguments: object) -> None:
+            alive.append([reference() is not None for reference in watched])
+            super().__init__(*arguments)  # type: ignore[arg-type]
+            watched.append(weakref.ref(self))
+
+    monkeypatch.setattr(loop, "TrainingState", Watched)
+    fitted(tmp_path, Heavy("loss", 3, no_memory), smaller=halved)
+    assert alive == [[], [False, False]]
+
+
+def test_out_of_memory_with_nothing_smaller_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="out of memory on cpu after 32 images, and nothing smaller") as caught:
+        fitted(tmp_path, Failing("loss", 3, no_memory))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_out_of_memory_in_the_midst_of_an_update_goes_back_to_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """Weights that are neither before nor after a step are never trained on."""
+    unbroken = fitted(tmp_path / "unbroken")
+    if saved:
+
+        def stop(now: Progress) -> None:
+            if now.images == 160:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(StopRequested):
+            fitted(tmp_path / "broken", watch=stop)
+    failed = []
+    add = loop.TrainingState.__init__
+
+    def fail_in_the_third_update(self: TrainingState, *arguments: object) -> None:
+        add(self, *arguments)  # type: ignore[arg-type]
+        update, calls = self.average.update, []
+
+        def updated(forgetting: Tensor) -> None:
+            calls.append(1)
+            if len(calls) == 3 and not failed:
+                failed.append(1)
+                raise no_memory()
+            update(forgetting)
+
+        monkeypatch.setattr(self.average, "update", updated)
+
+    monkeypatch.setattr(loop.TrainingState, "__init__", fail_in_the_third_update)
+    if saved:
+        done = fitted(tmp_path / "broken", smaller=halved)
+    else:
+        with pytest.raises(UserError, match="before anything was saved: run the same command again"):
+            fitted(tmp_path / "broken", smaller=halved)
+        again = saved_execution(tmp_path / "broken")
+        assert again is not None
+        assert again.micro_batch == 8, "or the same would happen again"
+        done = fitted(tmp_path / "broken", execution=again)
+    assert failed
+    assert [row["images"] for row in done.rows] == [row["images"] for row in unbroken.rows]
+    for name, value in unbroken.state.tensors().items():
+        torch.testing.assert_close(done.state.tensors()[name], value, rtol=1e-4, atol=1e-5)
+
+
+class Spoiled(ToyLearner):
+    """Not finite in some steps."""
+
+    def __init__(self, steps: set[int]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        drawn = super().draw(images, batch, part)
+        if images // 16 in self.steps:
+            drawn["x"][0] = float("nan")
+        return drawn
+
+
+def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    done = fitted(tmp_path, Spoiled({4, 5, 6, 20}), watch=seen.append)
+    assert seen[-1].skipped == 4
+    assert [row["images"] for row in done.rows if row["loss"] is None] == [80, 96, 112, 336]
+    assert all(value.isfinite().all() for value in done.state.tensors().values())
+
+
+def test_a_run_whose_steps_are_all_lost_ends_in_one_line(tmp_path: Path) -> None:
+    learner = Spoiled(set(range(12, 40)))
+    with pytest.raises(UserError, match=f"the last {MOST_SKIPPED} steps was not finite, after 272 images") as caught:
+        fitted(tmp_path, learner)
+    assert "\n" not in str(caught.value)
+    assert learner.drawn[-1] == (256, 16), "it ended as soon as it knew"
+
+
+def test_progress_says_where_training_stands(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    fitted(tmp_path, watch=seen.append)
+    assert [now.images for now in seen] == list(range(16, 656, 16))
+    assert all(now.total == 640 for now in seen)
+    assert seen[0].rate is None, "the first steps, in which kernels are compiled, do not count"
+    assert seen[-1].rate is not None
+    assert seen[-1].rate > 0
+    assert seen[20].seconds_left is not None
+    assert seen[20].seconds_left == pytest.approx((640 - 336) / seen[20].rate)  # type: ignore[operator]
+    assert seen[-1].seconds_left == 0
+    assert None not in {now.loss for now in seen}
+    assert None not in {now.yardstick for now in seen}
+
+
+def test_gone_on_it_knows_the_yardstick_of_before(tmp_path: Path) -> None:
+    training = TRAINING.model_copy(update={"images": 16_000})  # a report every 25 steps
+
+    def stop(now: Progress) -> None:
+        if now.images == 16 * 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StopRequested):
+        fitted(tmp_path, training=training, watch=stop)
+    seen: list[Progress] = []
+    fitted(tmp_path, training=training, watch=seen.append)
+    assert seen[0].yardstick is not None

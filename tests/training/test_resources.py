@@ -100,6 +100,7 @@ def test_memory_means_a_cards(saved: Execution | None) -> None:
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that says it has a 4090; nothing is computed on it."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("atoll.training.resources.placed_on", lambda device: device)
     monkeypatch.setattr("atoll.training.memory.find_spec", lambda name: None)
 

@@ -56,11 +56,13 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._host: tuple[Layout, Tensor] | None = None
+        self._preparing: threading.Thread | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._prepared()
         if self._writer is not None:
             self._writer.join()
         if self._host is not None:
@@ -94,26 +96,34 @@ class Checkpoints:
             self.save(state, ledger)
             self.finish()
             raise StopRequested(f"stopped and saved after {state.images:,} images; run the same command to go on")
-        writing = self._writer is not None and self._writer.is_alive()
+        writing = any(thread is not None and thread.is_alive() for thread in (self._writer, self._preparing))
         size = 0 if self._host is None else self._host[0].size
         if not writing and time.monotonic() - self._saved_at >= self.interval(size):
             self.save(state, ledger)
 
     def prepare(self, state: TrainingState) -> None:
-        """Take the host memory that copies of this state need: pinning gigabytes takes time."""
+        """Begin to take the host memory that copies of this state need: pinning gigabytes takes seconds."""
         layout = Layout.of(state.tensors())
-        if self._host is None or self._host[0] != layout:
-            self.finish()
-            if self._host is not None:
-                unpin(self._host[1])
-            device = next(state.network.parameters()).device
+        if self._host is not None and self._host[0] == layout:
+            return
+        self.finish()
+        if self._host is not None:
+            unpin(self._host[1])
+            self._host = None
+        device = next(state.network.parameters()).device
+
+        def take() -> None:
             self._host = layout, pinned_bytes(layout.size, device)
+
+        self._preparing = threading.Thread(target=take, name="atoll-pinning")
+        self._preparing.start()
 
     def save(self, state: TrainingState, ledger: Ledger) -> None:
         """Copy the state as it is now and let a thread write it; returns when the copy is under way."""
         self.finish()
         self.prepare(state)
-        assert self._host is not None
+        self._prepared()
+        assert self._host is not None, "the memory for a checkpoint could not be had"
         layout, buffer = self._host
         copies = layout.views(buffer)
         copied = copy_out(state, copies)
@@ -124,8 +134,14 @@ class Checkpoints:
         )
         self._writer.start()
 
+    def _prepared(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
     def finish(self) -> None:
         """Wait until what is being written is there, and raise what went wrong."""
+        self._prepared()
         if self._writer is not None:
             self._writer.join()
             self._writer = None

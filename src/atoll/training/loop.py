@@ -90,7 +90,8 @@ def fit(
         execution = team.told(execution)  # others may have found another amount of free memory
         state = TrainingState(learner.network, training, execution)
         ledger = checkpoints.restore(state)
-        while not finishes(learner, training, execution, state, ledger, checkpoints, stop, team, watch):
+        session = Session(learner, training, checkpoints, stop, team, watch)
+        while not finishes(session, execution, state, ledger):
             free_memory()
             less = None if team.size > 1 else smaller(execution)
             if less is None:
@@ -114,41 +115,34 @@ def fit(
         return Fitted(state, ledger.rows, execution, team.leads)
 
 
-def finishes(
-    learner: Learner,
-    training: Training,
-    execution: Execution,
-    state: TrainingState,
-    ledger: Ledger,
-    checkpoints: Checkpoints,
-    stop: StopSignal,
-    team: Team,
-    watch: Watch,
-) -> bool:
+@dataclass(frozen=True)
+class Session:
+    """What stays the same while a process trains, however it computes."""
+
+    learner: Learner
+    training: Training
+    checkpoints: Checkpoints
+    stop: StopSignal
+    team: Team
+    watch: Watch
+
+
+def finishes(session: Session, execution: Execution, state: TrainingState, ledger: Ledger) -> bool:
     """Train to the end of the budget; False if memory ran out on the way.
 
     A function of its own, so that whoever goes on with less is not inside `except`, where the error's traceback keeps
     every activation that was made alive.
     """
     try:
-        run(learner, training, execution, state, ledger, checkpoints, stop, team, watch)
+        run(session, execution, state, ledger)
     except torch.OutOfMemoryError:
         return False
     return True
 
 
-def run(
-    learner: Learner,
-    training: Training,
-    execution: Execution,
-    state: TrainingState,
-    ledger: Ledger,
-    checkpoints: Checkpoints,
-    stop: StopSignal,
-    team: Team,
-    watch: Watch,
-) -> None:
+def run(session: Session, execution: Execution, state: TrainingState, ledger: Ledger) -> None:
     """From where the state stands to the end of the budget."""
+    learner, training, team, stop = session.learner, session.training, session.team, session.stop
     device = next(learner.network.parameters()).device
     step = Step(learner, state, training, execution, team)
     clock = Clock(state.images)
@@ -180,6 +174,8 @@ def run(
         report()
     if state.images == training.images:
         return
+    if team.leads and device.type == "cuda":
+        session.checkpoints.prepare(state)
     for number, batch in Feed(drawn, device).stream(state.images // training.batch):
         size = min(training.batch, training.images - number * training.batch)
         step(batch, size)
@@ -194,8 +190,9 @@ def run(
         if team.leads:
             loss = None if seen is None else seen.loss
             skipped = 0 if seen is None else seen.skipped
-            watch(Progress(state.images, training.images, clock.rate(state.images), loss, yardstick, skipped))
-            checkpoints.keep(state, ledger, stopping)
+            rate = clock.rate(state.images)
+            session.watch(Progress(state.images, training.images, rate, loss, yardstick, skipped))
+            session.checkpoints.keep(state, ledger, stopping)
         elif stopping:
             raise StopRequested("stopped together with the first process, which saved")
 

@@ -4,7 +4,7 @@ Memory is counted: float32 weights and gradients, the moments and the average as
 weights that bfloat16 computes with, the activations of one micro-batch, what the largest kernels need on the side, and
 what the allocator loses between blocks.
 
-Time is a roofline over three things: matrix products at shares of the card's rate; everything between them, which moves a
+Time is a roofline over three things: matrix products at shares of the card's rate; all between them, which moves a
 constant number of bytes per value of the residual stream, at its bandwidth; and the weights, which every micro-batch
 reads to accumulate gradients and every step to update. A network so small that the host cannot start its kernels in
 that time waits for the host instead, unless the step is a replayed graph. benchmarks/train_step.py compares both with

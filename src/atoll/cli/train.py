@@ -75,7 +75,8 @@ def train(
     if there:
         console.print(f"already there: [bold]{out}[/bold]")
     else:
-        console.print(f"expert {artifact.digest[:12]} in [bold]{out}[/bold]: send this folder back (not its state/)")
+        said = f"expert {artifact.digest[:12]} in [bold]{out}[/bold]: send this folder back (not its state/)"
+        console.print(said, soft_wrap=True)
 
 
 def _end_with_parent() -> None:

@@ -22,7 +22,7 @@ from atoll.data.index import split_of
 from atoll.data.prepare import prepare
 from atoll.data.shards import ResidentSamples
 from atoll.islands.expert import load_expert
-from atoll.islands.launch import hand_out
+from atoll.islands.launch import hand_out, images_seen
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import expert_learner, shards_of, train
@@ -335,3 +335,20 @@ def test_nothing_damaged_is_handed_out(planned: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{shard}: corrupt"):
             hand_out(Store.at(tmp_path / "run"), "01", tmp_path / island)
     assert not list((tmp_path / "second").rglob("train-*"))
+
+
+def test_how_far_an_island_is_can_be_read_from_its_log(planned: Path, tmp_path: Path) -> None:
+    """Whatever was written last: a start, a note, half a line."""
+    island = hand_out(Store.at(planned), "00", tmp_path)
+    assert images_seen(island) == 0
+    island.expert.mkdir()
+    log = island.expert / "log.jsonl"
+    for line, images in (
+        ('{"time": 1, "event": "start", "device": "cpu"}\n', 0),
+        ('{"time": 2, "event": "progress", "images": 320, "total": 1920}\n', 320),
+        ('{"time": 3, "event": "note", "note": "as before"}\n', 320),
+        ('{"time": 4, "event": "prog', 320),
+    ):
+        with log.open("a") as stream:
+            stream.write(line)
+        assert images_seen(island) == images

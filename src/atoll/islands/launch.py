@@ -112,8 +112,12 @@ def check_exit(island: Island, code: int) -> None:
 
 def images_seen(island: Island) -> int:
     """How far an island is, from its log."""
-    try:
-        last = (island.expert / "log.jsonl").read_text().splitlines()[-1]
-        return int(json.loads(last)["images"])
-    except (FileNotFoundError, IndexError, ValueError):
-        return 0  # not started yet, or a line half written
+    log = island.expert / "log.jsonl"
+    for line in reversed(log.read_text().splitlines() if log.exists() else []):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # half written
+        if "images" in entry:  # starts and notes have none
+            return int(entry["images"])
+    return 0

@@ -1,1 +1,1 @@
-"""What training loops share: seeds, weight averages, checkpoints, stopping. Holds no loop."""
+"""The training loop and what it is made of: recipe, execution, feed, step, state, checkpoints, teams."""

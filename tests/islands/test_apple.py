@@ -1,0 +1,78 @@
+"""An expert's batch and yardstick on a device without float64: drawn in float64, narrowed on the way."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from apple_device import APPLE, AppleDevice, NoFloat64
+from atoll.islands.learning import ExpertLearner
+from atoll.process import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Objective
+from atoll.process.schedule import _ddpm_log_snr_on
+from atoll.training.execution import Execution
+from atoll.training.feed import Feed
+from tiny_orders import tiny_learner, tiny_order
+
+OBJECTIVES = [
+    Objective(schedule=LinearFlow(), kind=Kind.VELOCITY),
+    Objective(schedule=DDPMBetas("linear"), kind=Kind.EPSILON),
+    Objective(schedule=CosineVP(), kind=Kind.V),
+    Objective(schedule=EDM(), kind=Kind.X0),
+]
+
+
+@pytest.fixture(scope="module")
+def order(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_order(tmp_path_factory.mktemp("run"), validation=4)
+
+
+def learner_of(order: Path, objective: Objective) -> ExpertLearner:
+    """As if trained a while, for another objective than its order's."""
+    learner = tiny_learner(order)
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.network.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=numbers))
+    card = learner.card.model_copy(update={"schedule": objective.schedule, "kind": objective.kind})
+    return replace(learner, order=learner.order.model_copy(update={"objective": objective}), card=card)
+
+
+def answers(learner: ExpertLearner, device: torch.device) -> tuple[Tensor, Tensor, float]:
+    """Losses of a batch that came through the feed, a gradient, and the yardstick."""
+    there = replace(learner, network=deepcopy(learner.network).to(device))
+    _, batch = next(Feed(lambda _: there.draw(64, 8, slice(0, 8)), device).stream(0))
+    loss = there.loss(there.network, batch)
+    loss.sum().backward()
+    gradient = there.network.patches.project.weight.grad
+    assert gradient is not None
+    assert {loss.device, gradient.device} == {device}
+    yardstick = there.measure(Execution(micro_batch=8))["yardstick"]
+    return loss.detach().cpu(), gradient.cpu(), yardstick
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.kind} on {o.schedule.name}")
+def test_it_learns_there_what_it_learns_on_a_cpu(
+    order: Path, objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(order, objective)
+    loss, gradient, yardstick = answers(learner, torch.device("cpu"))
+    monkeypatch.setattr("atoll.process.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
+    _ddpm_log_snr_on.cache_clear()
+    with AppleDevice():
+        apples_loss, apples_gradient, apples_yardstick = answers(learner, APPLE)
+    _ddpm_log_snr_on.cache_clear()
+    torch.testing.assert_close(apples_loss, loss, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(apples_gradient, gradient, rtol=1e-2, atol=1e-3 * gradient.abs().max().item())
+    assert apples_yardstick == pytest.approx(yardstick, rel=1e-2)
+
+
+def test_without_narrowing_it_would_fail(order: Path) -> None:
+    """What the test above relies on: the drawn times are float64, and the stand-in has none."""
+    learner = learner_of(order, OBJECTIVES[0])
+    with AppleDevice(), pytest.raises(NoFloat64):
+        answers(learner, APPLE)

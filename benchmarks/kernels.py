@@ -71,11 +71,6 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
     return dit.join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
-def with_bias(held: Tensor, bias: Tensor) -> Tensor:
-    """The same numbers, as a function of the bias they already hold."""
-    return held + (bias - bias.detach()).reshape(held.shape[2:])
-
-
 OPERATORS = {
     "norm_modulate": Operator(
         lambda h, shift, scale: fused.norm_modulate(h, shift, scale, EPS),
@@ -107,11 +102,6 @@ OPERATORS = {
         lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
         ("qkv",),
     ),
-    "self_attention, with the gradient of the bias": Operator(
-        fused.self_attention,
-        lambda qkv, bias: OPERATORS["self_attention"].plain(with_bias(qkv, bias)),
-        ("qkv", "qkv bias"),
-    ),
     "cross_attention": Operator(
         lambda q, kv: fused.cross_attention(q, kv, None),
         lambda q, kv: plain_cross_attention(q, kv, None),
@@ -142,7 +132,7 @@ ATTENTION_TILES = {
 USES = {
     "self": ("self_attention",),
     "cross": ("cross_attention, masked",),
-    "self_backward": ("self_attention", "self_attention, with the gradient of the bias"),
+    "self_backward": ("self_attention",),
     "cross_backward": ("cross_attention, masked",),
     "norm": ("norm_modulate", "add_norm_modulate"),
     "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
@@ -264,8 +254,8 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     for kind in operator.inputs:
         if kind == "vector":
             made.append(next(vectors))
-        elif kind in ("qkv bias", "hidden bias"):
-            made.append(torch.zeros((3 if kind == "qkv bias" else 4) * width, device="cuda", dtype=dtype))
+        elif kind == "hidden bias":
+            made.append(torch.zeros(4 * width, device="cuda", dtype=dtype))
         elif kind == "mask":
             lengths = torch.randint(1, text + 1, (images, 1), device="cuda")
             made.append(torch.arange(text, device="cuda")[None] < lengths)

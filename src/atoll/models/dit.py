@@ -348,10 +348,9 @@ class SelfAttention(nn.Module):
         """[B, N, D] -> [B, N, D]. `bias_gradient` False: the caller sees to the gradient of `out.bias`."""
         tokens, width = h.shape[1:]
         if self.norm is None and fused.attends(h, tokens, tokens, width // self.heads):
-            qkv = linear(self.qkv, h, bias_gradient=False).reshape(*h.shape[:2], 3, self.heads, -1)
-            return linear(self.out, fused.self_attention(qkv, self.qkv.bias), bias_gradient)
-        qkv = self.qkv(h)
-        q, k, v = split_heads(qkv, 3, self.heads)
+            qkv = self.qkv(h).reshape(*h.shape[:2], 3, self.heads, -1)
+            return linear(self.out, fused.self_attention(qkv), bias_gradient)
+        q, k, v = split_heads(self.qkv(h), 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
         return linear(self.out, join_heads(F.scaled_dot_product_attention(q, k, v)), bias_gradient)
@@ -371,10 +370,10 @@ class CrossAttention(nn.Module):
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None, bias_gradient: bool = True) -> Tensor:
         tokens, width = h.shape[1:]
         if self.norm is None and fused.attends(h, tokens, text.shape[1], width // self.heads):
-            q = linear(self.q, h, bias_gradient=False).reshape(*h.shape[:2], self.heads, -1)
-            kv = linear(self.kv, text, bias_gradient=False).reshape(*text.shape[:2], 2, self.heads, -1)
+            q = self.q(h).reshape(*h.shape[:2], self.heads, -1)
+            kv = self.kv(text).reshape(*text.shape[:2], 2, self.heads, -1)
             mask = None if mask is None else mask.flatten(1)
-            return linear(self.out, fused.cross_attention(q, kv, mask, self.q.bias, self.kv.bias), bias_gradient)
+            return linear(self.out, fused.cross_attention(q, kv, mask), bias_gradient)
         if mask is not None and h.is_cuda:
             # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
             missing = -text.shape[1] % 16

@@ -34,7 +34,6 @@ no head is moved, nothing is stacked. For one head of width d, tokens i, keys j,
 
     dv = p^T do,   dp = do v^T,   ds = p (dp - delta),   delta_i = sum_j p_ij dp_ij = do_i . o_i
     dq = c ds k,   dk = c ds^T q
-    biases of q, k, v: sum_i dq_i = c sum_j (sum_i ds_ij) k_j;   0, as sum_j ds_ij = 0;   sum_j dv_j
 
 z is kept (in powers of two), p is made again. A backward program owns one head of one image: it holds a block of keys
 with their dk and dv, and passes all queries by them. When the keys need more than one block, dq is added up in place.
@@ -569,12 +568,9 @@ def attend_backward(
     dq_ptr,
     dk_ptr,
     dv_ptr,
-    q_bias_ptr,
-    v_bias_ptr,
     Q_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -615,7 +611,6 @@ def attend_backward(
             v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
             dk_high = tl.zeros([COLUMNS, HIGH], tl.float32)
             dv_high = tl.zeros([COLUMNS, HIGH], tl.float32)
-        pull = tl.zeros([COLUMNS], tl.float32)  # of each key on all queries together
 
         for first in range(0, TOKENS, ROWS):
             rows = first + tl.arange(0, ROWS)
@@ -642,10 +637,7 @@ def attend_backward(
                 if HIGH > 0:
                     o_high = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
                     delta += tl.sum(o_high.to(tl.float32) * do_high.to(tl.float32), axis=1)
-            ds = p * (dp - delta[None, :])
-            if HAS_BIAS:
-                pull += tl.sum(ds, axis=1)
-            ds = ds.to(number)
+            ds = (p * (dp - delta[None, :])).to(number)
             p = p.to(number)
 
             dv_low = tl.dot(p, do_low, dv_low, input_precision="ieee")
@@ -668,22 +660,6 @@ def attend_backward(
         if HIGH > 0:
             store_part(dk_ptr, factor * dk_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
             store_part(dv_ptr, dv_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-
-        if HAS_BIAS:
-            # stored at once, and from keys read again: dk and dv need all the registers there are
-            block = image * ((KEYS + COLUMNS - 1) // COLUMNS) + first_key // COLUMNS
-            low = tl.arange(0, LOW)
-            place = block * (HEADS * HEAD) + head * HEAD + low
-            k_again = load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD).to(tl.float32)
-            tl.store(q_bias_ptr + place, factor * tl.sum(pull[:, None] * k_again, axis=0), mask=low < HEAD)
-            tl.store(v_bias_ptr + place, tl.sum(dv_low, axis=0), mask=low < HEAD)
-            if HIGH > 0:
-                high = LOW + tl.arange(0, HIGH)
-                place_high = block * (HEADS * HEAD) + head * HEAD + high
-                k_again_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD).to(tl.float32)
-                q_bias_high = factor * tl.sum(pull[:, None] * k_again_high, axis=0)
-                tl.store(q_bias_ptr + place_high, q_bias_high, mask=high < HEAD)
-                tl.store(v_bias_ptr + place_high, tl.sum(dv_high, axis=0), mask=high < HEAD)
         if KEYS > COLUMNS:
             tl.debug_barrier()  # other threads of this program read back the dq stored here
 
@@ -733,9 +709,6 @@ def self_attention_backward_kernel(
     z_ptr,
     do_ptr,
     dqkv_ptr,
-    q_bias_ptr,
-    v_bias_ptr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -756,12 +729,9 @@ def self_attention_backward_kernel(
         dqkv_ptr,
         dqkv_ptr + width,
         dqkv_ptr + 2 * width,
-        q_bias_ptr,
-        v_bias_ptr,
         3 * width,
         3 * width,
         False,
-        HAS_BIAS,
         TOKENS,
         TOKENS,
         HEADS,
@@ -822,10 +792,7 @@ def cross_attention_backward_kernel(
     do_ptr,
     dq_ptr,
     dkv_ptr,
-    q_bias_ptr,
-    v_bias_ptr,
     HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -847,12 +814,9 @@ def cross_attention_backward_kernel(
         dq_ptr,
         dkv_ptr,
         dkv_ptr + width,
-        q_bias_ptr,
-        v_bias_ptr,
         width,
         2 * width,
         HAS_MASK,
-        HAS_BIAS,
         TOKENS,
         KEYS,
         HEADS,
@@ -1205,30 +1169,24 @@ differentiate(_gelu, _gelu_gradient, _gelu_context)
 # Attention
 
 
-def self_attention(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d].
-
-    bias [3 H d] is one that `qkv` holds already, detached: its gradient comes from here.
-    """
-    o: Tensor = _self_attention(qkv.contiguous(), bias)[0]
+def self_attention(qkv: Tensor) -> Tensor:
+    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d]."""
+    o: Tensor = _self_attention(qkv.contiguous())[0]
     return o
 
 
-def cross_attention(
-    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None = None, kv_bias: Tensor | None = None
-) -> Tensor:
+def cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
     """Queries [B, N, H, d] ask keys and values [B, L, 2, H, d] -> [B, N, H d].
 
-    mask, bool [B, L], is True where a key may be read: at least one in every row. q_bias [H d] and kv_bias [2 H d]
-    are those that q and kv hold already, detached.
+    mask, bool [B, L], is True where a key may be read: at least one in every row.
     """
     mask = None if mask is None else mask.contiguous()
-    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask, q_bias, kv_bias)[0]
+    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask)[0]
     return o
 
 
 @operator("self_attention")
-def _self_attention(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _self_attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
     """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
     images, tokens, _three, heads, head = qkv.shape
     sizes = ATTENTION_TILES["self"].of(tokens, tokens, heads, head)
@@ -1241,50 +1199,31 @@ def _self_attention(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @operator("self_attention_backward")
-def _self_attention_backward(
-    do: Tensor, biased: bool, qkv: Tensor, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dqkv, and if `biased` the shares of the gradients of q's and v's bias, float32
-    [B, blocks of keys, H d]."""
+def _self_attention_backward(do: Tensor, qkv: Tensor, o: Tensor, z: Tensor) -> Tensor:
     images, tokens, _three, heads, head = qkv.shape
     sizes = ATTENTION_TILES["self_backward"].of(tokens, tokens, heads, head)
     del sizes["KEYS"]
-    dqkv, q_bias, v_bias = torch.empty_like(qkv), *bias_shares(o, tokens, sizes, 2)
+    dqkv = torch.empty_like(qkv)
     wrap_triton(self_attention_backward_kernel)[(images * heads,)](
-        qkv_ptr=qkv,
-        o_ptr=o,
-        z_ptr=z,
-        do_ptr=do,
-        dqkv_ptr=dqkv,
-        q_bias_ptr=q_bias,
-        v_bias_ptr=v_bias,
-        HAS_BIAS=biased,
-        **sizes,
+        qkv_ptr=qkv, o_ptr=o, z_ptr=z, do_ptr=do, dqkv_ptr=dqkv, **sizes
     )
-    return dqkv, q_bias, v_bias
+    return dqkv
 
 
-def _self_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, bias = inputs
-    ctx.save_for_backward(qkv, *output)
-    ctx.bias_type = None if bias is None else bias.dtype
+def _self_attention_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
 
 
-def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    dqkv, q_bias, v_bias = _self_attention_backward(do.contiguous(), ctx.bias_type is not None, *ctx.saved_tensors)
-    if ctx.bias_type is None:
-        return dqkv, None
-    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
-    return dqkv, torch.cat([q_bias, torch.zeros_like(q_bias), v_bias]).to(ctx.bias_type)
+def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> Tensor:
+    dqkv: Tensor = _self_attention_backward(do.contiguous(), *ctx.saved_tensors)
+    return dqkv
 
 
 differentiate(_self_attention, _self_attention_gradient, _self_attention_context)
 
 
 @operator("cross_attention")
-def _cross_attention(
-    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None, kv_bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
     images, tokens, heads, head = q.shape
     sizes = ATTENTION_TILES["cross"].of(tokens, kv.shape[1], heads, head)
@@ -1299,13 +1238,11 @@ def _cross_attention(
 
 @operator("cross_attention_backward")
 def _cross_attention_backward(
-    do: Tensor, biased: bool, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dkv, and if `biased` the shares of the gradients of q's and v's bias, float32
-    [B, blocks of keys, H d]."""
+    do: Tensor, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
     images, tokens, heads, head = q.shape
     sizes = ATTENTION_TILES["cross_backward"].of(tokens, kv.shape[1], heads, head)
-    dq, dkv, q_bias, v_bias = torch.empty_like(q), torch.empty_like(kv), *bias_shares(o, kv.shape[1], sizes, 2)
+    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
     wrap_triton(cross_attention_backward_kernel)[(images * heads,)](
         q_ptr=q,
         kv_ptr=kv,
@@ -1315,29 +1252,21 @@ def _cross_attention_backward(
         do_ptr=do,
         dq_ptr=dq,
         dkv_ptr=dkv,
-        q_bias_ptr=q_bias,
-        v_bias_ptr=v_bias,
         HAS_MASK=mask is not None,
-        HAS_BIAS=biased,
         **sizes,
     )
-    return dq, dkv, q_bias, v_bias
+    return dq, dkv
 
 
-def _cross_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, kv, mask, q_bias, kv_bias = inputs
-    ctx.save_for_backward(q, kv, mask, *output)
-    ctx.bias_types = [None if bias is None else bias.dtype for bias in (q_bias, kv_bias)]
+def _cross_attention_context(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: tuple[Tensor, Tensor]
+) -> None:
+    ctx.save_for_backward(*inputs, *output)
 
 
-def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    q_type, kv_type = ctx.bias_types
-    biased = q_type is not None or kv_type is not None
-    dq, dkv, q_bias, v_bias = _cross_attention_backward(do.contiguous(), biased, *ctx.saved_tensors)
-    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
-    dq_bias = None if q_type is None else q_bias.to(q_type)
-    dkv_bias = None if kv_type is None else torch.cat([torch.zeros_like(v_bias), v_bias]).to(kv_type)
-    return dq, dkv, None, dq_bias, dkv_bias
+def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor, Tensor, None]:
+    dq, dkv = _cross_attention_backward(do.contiguous(), *ctx.saved_tensors)
+    return dq, dkv, None
 
 
 differentiate(_cross_attention, _cross_attention_gradient, _cross_attention_context)
@@ -1361,12 +1290,6 @@ def run_shares(h: Tensor, sizes: dict[str, int], how_many: int) -> list[Tensor]:
     images, tokens, width = h.shape
     shape = images, -(-tokens // sizes["RUN"]), width
     return [torch.empty(shape, dtype=torch.float32, device=h.device) for _ in range(how_many)]
-
-
-def bias_shares(o: Tensor, keys: int, sizes: dict[str, Any], how_many: int) -> list[Tensor]:
-    """Room for the share that every block of keys has in a bias's gradient, float32 [B, blocks, H d]."""
-    shape = o.shape[0], -(-keys // sizes["COLUMNS"]), o.shape[2]
-    return [torch.empty(shape, dtype=torch.float32, device=o.device) for _ in range(how_many)]
 
 
 def over_tokens(shares: Tensor, dtype: torch.dtype) -> Tensor:

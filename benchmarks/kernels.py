@@ -92,11 +92,6 @@ OPERATORS = {
         lambda h, gate, branch: dit.gated_add(h, gate, branch, gate),
         ("tokens", "vector", "tokens"),
     ),
-    "gelu, with the gradient of the bias": Operator(
-        fused.gelu,
-        lambda x, bias: F.gelu(x + (bias - bias.detach()), approximate="tanh"),
-        ("hidden", "hidden bias"),
-    ),
     "self_attention": Operator(
         fused.self_attention,
         lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
@@ -119,8 +114,6 @@ TILES = {
     "norm": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0), (8192, 8, 0)],
     "norm_backward": [(n, w, run) for n, w in ((2048, 4), (2048, 8), (4096, 8)) for run in (16, 32, 64)],
     "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
-    "gelu": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0)],
-    "gelu_backward": [(2048, 4, 128), (2048, 4, 64), (4096, 4, 128), (4096, 4, 256), (4096, 8, 128)],
     "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
 }
 ATTENTION_TILES = {
@@ -137,8 +130,6 @@ USES = {
     "norm": ("norm_modulate", "add_norm_modulate"),
     "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
     "add": ("gated_add",),
-    "gelu": ("gelu, with the gradient of the bias",),
-    "gelu_backward": ("gelu, with the gradient of the bias",),
     "add_backward": ("gated_add",),
 }
 
@@ -246,7 +237,6 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     sizes = {
         "tokens": (images, tokens, width),
         "qkv": (images, tokens, 3, *heads),
-        "hidden": (images, tokens, 4 * width),
         "q": (images, tokens, *heads),
         "kv": (images, text, 2, *heads),
     }
@@ -254,8 +244,6 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     for kind in operator.inputs:
         if kind == "vector":
             made.append(next(vectors))
-        elif kind == "hidden bias":
-            made.append(torch.zeros(4 * width, device="cuda", dtype=dtype))
         elif kind == "mask":
             lengths = torch.randint(1, text + 1, (images, 1), device="cuda")
             made.append(torch.arange(text, device="cuda")[None] < lengths)

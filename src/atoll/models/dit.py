@@ -435,11 +435,7 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor, bias_gradient: bool = True) -> Tensor:
         """`bias_gradient` False: the caller sees to the gradient of `leave.bias`."""
-        if fused.available(x) and isinstance(self.activation, nn.GELU) and self.activation.approximate == "tanh":
-            hidden = fused.gelu(linear(self.enter, x, bias_gradient=False), self.enter.bias)
-        else:
-            hidden = self.activation(self.enter(x))
-        return linear(self.leave, hidden, bias_gradient)
+        return linear(self.leave, self.activation(self.enter(x)), bias_gradient)
 
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:

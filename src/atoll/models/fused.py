@@ -22,11 +22,6 @@ A branch comes from a linear map, whose bias [D] has the gradient dbias = sum_bn
 pass over dbranch, unless it is done here. So an operator may be told of the bias that its input already holds. It only
 hands back the gradient; the linear map must then be given the bias detached.
 
-The MLP's activation, gelu, for the sake of the bias before it: y = x w, w = 1 / (1 + exp(-2 u)),
-u = (2 / pi)^1/2 (x + 0.044715 x^3), which is GELU in its tanh form;
-
-    dx = dy (w + 2 x w (1 - w) du/dx),   dbias = sum_bn dx
-
 Attention of short sequences, self_attention and cross_attention, where the linear maps leave and want their numbers:
 no head is moved, nothing is stacked. For one head of width d, tokens i, keys j, c = d^-1/2:
 
@@ -180,10 +175,7 @@ TILES = {
     "norm_backward": Tile(numbers=2048, warps=8, run=32),
     "add": Tile(numbers=4096, warps=4),
     "add_backward": Tile(numbers=4096, warps=4, run=32),
-    "gelu": Tile(numbers=4096, warps=4),
-    "gelu_backward": Tile(numbers=4096, warps=4, run=128),
 }
-GELU_COLUMNS = 512  # a program of gelu's takes this many columns: there is no sum along a row
 ATTENTION_TILES = {
     "self": AttentionTile(rows=128, columns=64, warps=8, stages=2),
     "cross": AttentionTile(rows=128, columns=128, warps=8, stages=2),
@@ -384,66 +376,6 @@ def add_backward_kernel(
     share = tl.program_id(0) * WIDTH + columns
     tl.store(dgate_ptr + share, dgate, mask=there)
     tl.store(dbias_ptr + share, dbias * gate, mask=there)
-
-
-@kernel
-def gelu_parts(x):
-    """GELU(x) / x, and the slope of GELU."""
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    w = 1.0 / (1.0 + tl.exp(-2.0 * u))
-    slope = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
-    return w, w + 2.0 * x * w * (1.0 - w) * slope
-
-
-@kernel
-def gelu_kernel(
-    x_ptr,
-    y_ptr,
-    TOKENS: tl.constexpr,
-    TOTAL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """TOTAL numbers in a row, of which a program takes BLOCK; WIDTH is BLOCK's, as a tile has it."""
-    pieces: tl.constexpr = (TOTAL + BLOCK - 1) // BLOCK
-    rows = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
-    inside = (rows < TOKENS)[:, None] & (columns < TOTAL)[None, :]
-    places = rows[:, None] * TOTAL + columns[None, :]
-    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    w, _slope = gelu_parts(x)
-    tl.store(y_ptr + places, (x * w).to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@kernel
-def gelu_backward_kernel(
-    dy_ptr,
-    x_ptr,
-    dx_ptr,
-    dbias_ptr,
-    TOKENS: tl.constexpr,
-    TOTAL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    RUN: tl.constexpr,
-):
-    pieces: tl.constexpr = (TOTAL + BLOCK - 1) // BLOCK
-    run = tl.program_id(0) // pieces
-    columns = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
-    dbias = tl.zeros([BLOCK], tl.float32)
-    for row in range(0, RUN, ROWS):
-        rows = run.to(tl.int64) * RUN + row + tl.arange(0, ROWS)
-        inside = (rows < TOKENS)[:, None] & (columns < TOTAL)[None, :]
-        places = rows[:, None] * TOTAL + columns[None, :]
-        x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + places, mask=inside, other=0.0).to(tl.float32)
-        _w, slope = gelu_parts(x)
-        dx = dy * slope
-        dbias += tl.sum(dx, axis=0)
-        tl.store(dx_ptr + places, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dbias_ptr + run * TOTAL + columns, dbias, mask=columns < TOTAL)
 
 
 @kernel
@@ -1115,54 +1047,6 @@ def _gated_add_gradient(ctx: Any, dsum: Tensor) -> tuple[Tensor | None, ...]:
 
 
 differentiate(_gated_add, _gated_add_gradient, _gated_add_context)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# gelu
-
-
-def gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """GELU in its tanh form, of x [.., W], in x's type. bias [W] is one that x holds already, detached."""
-    y: Tensor = _gelu(x.contiguous(), bias)
-    return y
-
-
-@operator("gelu")
-def _gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    width = x.shape[-1]
-    tokens = x.numel() // width
-    sizes = TILES["gelu"].of(tokens, min(GELU_COLUMNS, power_of_two(width)))
-    y = torch.empty_like(x)
-    programs = -(-tokens // sizes["ROWS"]) * -(-width // sizes["BLOCK"])
-    wrap_triton(gelu_kernel)[(programs,)](x_ptr=x, y_ptr=y, TOKENS=tokens, TOTAL=width, **sizes)
-    return y
-
-
-@operator("gelu_backward")
-def _gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """dx, and the shares of dbias, float32 [1, runs, W]."""
-    width = x.shape[-1]
-    tokens = x.numel() // width
-    sizes = TILES["gelu_backward"].of(tokens, min(GELU_COLUMNS, power_of_two(width)))
-    dx, (dbias,) = torch.empty_like(x), run_shares(x.reshape(1, tokens, width), sizes, 1)
-    wrap_triton(gelu_backward_kernel)[(dbias.shape[1] * -(-width // sizes["BLOCK"]),)](
-        dy_ptr=dy, x_ptr=x, dx_ptr=dx, dbias_ptr=dbias, TOKENS=tokens, TOTAL=width, **sizes
-    )
-    return dx, dbias
-
-
-def _gelu_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, bias = inputs
-    ctx.save_for_backward(x)
-    ctx.bias_type = None if bias is None else bias.dtype
-
-
-def _gelu_gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    dx, biases = _gelu_backward(dy.contiguous(), *ctx.saved_tensors)
-    return dx, None if ctx.bias_type is None else over_all(biases, ctx.bias_type)
-
-
-differentiate(_gelu, _gelu_gradient, _gelu_context)
 
 
 # ---------------------------------------------------------------------------------------------------------------

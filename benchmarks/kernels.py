@@ -79,17 +79,17 @@ OPERATORS = {
     ),
     "add_norm_modulate": Operator(
         lambda h, branch, shift, scale: fused.add_norm_modulate(h, branch, None, shift, scale, EPS),
-        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, shift, scale, EPS),
+        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, scale, EPS),
         ("tokens", "tokens", "vector", "vector"),
     ),
     "add_norm_modulate, gated": Operator(
         lambda h, branch, gate, shift, scale: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS),
-        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, shift, scale, EPS),
+        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, scale, EPS),
         ("tokens", "tokens", "vector", "vector", "vector"),
     ),
     "gated_add": Operator(
         fused.gated_add,
-        lambda h, gate, branch: dit.gated_add(h, gate, branch, gate),
+        dit.gated_add,
         ("tokens", "vector", "tokens"),
     ),
     "self_attention": Operator(

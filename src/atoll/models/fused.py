@@ -18,10 +18,6 @@ Residual before it, add_norm_modulate: h' = h + gate branch (gate None: 1), y of
 
 Residual alone, gated_add: h' = h + gate branch, the same with d' = dh'.
 
-A branch comes from a linear map, whose bias [D] has the gradient dbias = sum_bn dbranch = sum_b gate sum_n d': one more
-pass over dbranch, unless it is done here. So an operator may be told of the bias that its input already holds. It only
-hands back the gradient; the linear map must then be given the bias detached.
-
 Attention of short sequences, self_attention and cross_attention, where the linear maps leave and want their numbers:
 no head is moved, nothing is stacked. For one head of width d, tokens i, keys j, c = d^-1/2:
 
@@ -252,7 +248,6 @@ def norm_backward_kernel(
     dh_ptr,
     dbranch_ptr,
     dgate_ptr,
-    dbias_ptr,
     dshift_ptr,
     dscale_ptr,
     TOKENS: tl.constexpr,
@@ -273,7 +268,6 @@ def norm_backward_kernel(
     slope = 1.0 + tl.load(scale_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
     dshift = tl.zeros([BLOCK], tl.float32)
     dscale = tl.zeros([BLOCK], tl.float32)
-    dbias = tl.zeros([BLOCK], tl.float32)
     if HAS_GATE:
         gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
         dgate = tl.zeros([BLOCK], tl.float32)
@@ -296,7 +290,6 @@ def norm_backward_kernel(
         dh = rstd[:, None] * (g - mean_g[:, None] - x * mean_gx[:, None])
         if HAS_RESIDUAL:
             dh += tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-            dbias += tl.sum(tl.where(inside, dh, 0.0), axis=0)
         tl.store(dh_ptr + start + places, dh.to(dh_ptr.dtype.element_ty), mask=inside)
         if HAS_GATE:
             branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
@@ -309,9 +302,6 @@ def norm_backward_kernel(
     tl.store(dscale_ptr + share, dscale, mask=there)
     if HAS_GATE:
         tl.store(dgate_ptr + share, dgate, mask=there)
-        dbias *= gate
-    if HAS_RESIDUAL:
-        tl.store(dbias_ptr + share, dbias, mask=there)
 
 
 @kernel
@@ -347,7 +337,6 @@ def add_backward_kernel(
     gate_ptr,
     dbranch_ptr,
     dgate_ptr,
-    dbias_ptr,
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -363,7 +352,6 @@ def add_backward_kernel(
 
     gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
     dgate = tl.zeros([BLOCK], tl.float32)
-    dbias = tl.zeros([BLOCK], tl.float32)
     for row in range(0, RUN, ROWS):
         rows = first + row + tl.arange(0, ROWS)
         inside = (rows < TOKENS)[:, None] & there[None, :]
@@ -371,11 +359,9 @@ def add_backward_kernel(
         dsum = tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         dgate += tl.sum(dsum * branch, axis=0)
-        dbias += tl.sum(dsum, axis=0)
         tl.store(dbranch_ptr + start + places, (dsum * gate[None, :]).to(dbranch_ptr.dtype.element_ty), mask=inside)
     share = tl.program_id(0) * WIDTH + columns
     tl.store(dgate_ptr + share, dgate, mask=there)
-    tl.store(dbias_ptr + share, dbias * gate, mask=there)
 
 
 @kernel
@@ -816,7 +802,6 @@ def _norm_modulate_backward(
         dh_ptr=dh,
         dbranch_ptr=dy,
         dgate_ptr=dy,
-        dbias_ptr=dy,
         dshift_ptr=dshift,
         dscale_ptr=dscale,
         TOKENS=tokens,
@@ -846,27 +831,18 @@ differentiate(_norm_modulate, _norm_modulate_gradient, _norm_modulate_context)
 
 
 def add_norm_modulate(
-    h: Tensor,
-    branch: Tensor,
-    gate: Tensor | None,
-    shift: Tensor,
-    scale: Tensor,
-    eps: float,
-    bias: Tensor | None = None,
+    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """h' = h + gate branch (None: h + branch) and y = LayerNorm(h') (1 + scale) + shift, both in h's type.
-
-    bias [D] is one that `branch` holds already, detached: its gradient comes from here.
-    """
+    """h' = h + gate branch (None: h + branch) and y = LayerNorm(h') (1 + scale) + shift, both in h's type."""
     gate = None if gate is None else per_image(gate, h)
     shift, scale = per_image(shift, h), per_image(scale, h)
-    total, y, _mean, _rstd = _add_norm_modulate(h.contiguous(), branch.contiguous(), gate, shift, scale, eps, bias)
+    total, y, _mean, _rstd = _add_norm_modulate(h.contiguous(), branch.contiguous(), gate, shift, scale, eps)
     return total, y
 
 
 @operator("add_norm_modulate")
 def _add_norm_modulate(
-    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float, bias: Tensor | None
+    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h', y, and each token's mean and 1 / deviation, float32 [B, N]."""
     images, tokens, width = h.shape
@@ -894,11 +870,11 @@ def _add_norm_modulate(
 @operator("add_norm_modulate_backward")
 def _add_norm_modulate_backward(
     dsum: Tensor, dy: Tensor, total: Tensor, scale: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Without a gate: d' (that is dh and dbranch both), and the shares of dbias, dshift and dscale."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Without a gate: d' (that is dh and dbranch both), and the shares of dshift and dscale."""
     images, tokens, width = total.shape
     sizes = TILES["norm_backward"].of(tokens, width)
-    dh, dbias, dshift, dscale = torch.empty_like(total), *run_shares(total, sizes, 3)
+    dh, dshift, dscale = torch.empty_like(total), *run_shares(total, sizes, 2)
     wrap_triton(norm_backward_kernel)[(images * dshift.shape[1],)](
         dsum_ptr=dsum,
         dy_ptr=dy,
@@ -911,7 +887,6 @@ def _add_norm_modulate_backward(
         dh_ptr=dh,
         dbranch_ptr=dy,
         dgate_ptr=dy,
-        dbias_ptr=dbias,
         dshift_ptr=dshift,
         dscale_ptr=dscale,
         TOKENS=tokens,
@@ -919,7 +894,7 @@ def _add_norm_modulate_backward(
         HAS_GATE=False,
         **sizes,
     )
-    return dh, dbias, dshift, dscale
+    return dh, dshift, dscale
 
 
 @operator("add_gated_norm_modulate_backward")
@@ -932,12 +907,12 @@ def _add_gated_norm_modulate_backward(
     scale: Tensor,
     mean: Tensor,
     rstd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """With a gate: dh, dbranch, and the shares of dgate, dbias, dshift and dscale."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """With a gate: dh, dbranch, and the shares of dgate, dshift and dscale."""
     images, tokens, width = total.shape
     sizes = TILES["norm_backward"].of(tokens, width)
     dh, dbranch = torch.empty_like(total), torch.empty_like(branch)
-    dgate, dbias, dshift, dscale = run_shares(total, sizes, 4)
+    dgate, dshift, dscale = run_shares(total, sizes, 3)
     wrap_triton(norm_backward_kernel)[(images * dshift.shape[1],)](
         dsum_ptr=dsum,
         dy_ptr=dy,
@@ -950,7 +925,6 @@ def _add_gated_norm_modulate_backward(
         dh_ptr=dh,
         dbranch_ptr=dbranch,
         dgate_ptr=dgate,
-        dbias_ptr=dbias,
         dshift_ptr=dshift,
         dscale_ptr=dscale,
         TOKENS=tokens,
@@ -958,30 +932,29 @@ def _add_gated_norm_modulate_backward(
         HAS_GATE=True,
         **sizes,
     )
-    return dh, dbranch, dgate, dbias, dshift, dscale
+    return dh, dbranch, dgate, dshift, dscale
 
 
 def _add_norm_modulate_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _h, branch, gate, shift, scale, _eps, bias = inputs
+    _h, branch, gate, shift, scale, _eps = inputs
     total, _y, mean, rstd = output
     ctx.gated = gate is not None
     ctx.save_for_backward(total, *((branch, gate) if ctx.gated else ()), scale, mean, rstd)
-    ctx.types = [None if x is None else x.dtype for x in (branch, gate, shift, scale, bias)]
+    ctx.types = [None if x is None else x.dtype for x in (branch, gate, shift, scale)]
 
 
 def _add_norm_modulate_gradient(
     ctx: Any, dsum: Tensor, dy: Tensor, _dmean: Any, _drstd: Any
 ) -> tuple[Tensor | None, ...]:
     dsum, dy = dsum.contiguous(), dy.contiguous()
-    branch_type, gate_type, shift_type, scale_type, bias_type = ctx.types
+    branch_type, gate_type, shift_type, scale_type = ctx.types
     if ctx.gated:
-        dh, dbranch, gates, biases, shifts, scales = _add_gated_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
+        dh, dbranch, gates, shifts, scales = _add_gated_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
     else:
-        dh, biases, shifts, scales = _add_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
+        dh, shifts, scales = _add_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
         dbranch, gates = dh.to(branch_type), None
     dgate = None if gates is None else over_tokens(gates, gate_type)
-    dbias = None if bias_type is None else over_all(biases, bias_type)
-    return dh, dbranch, dgate, over_tokens(shifts, shift_type), over_tokens(scales, scale_type), None, dbias
+    return dh, dbranch, dgate, over_tokens(shifts, shift_type), over_tokens(scales, scale_type), None
 
 
 differentiate(_add_norm_modulate, _add_norm_modulate_gradient, _add_norm_modulate_context)
@@ -991,14 +964,14 @@ differentiate(_add_norm_modulate, _add_norm_modulate_gradient, _add_norm_modulat
 # gated_add
 
 
-def gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None = None) -> Tensor:
-    """h + gate branch, in h's type. bias [D] is one that `branch` holds already, detached."""
-    total: Tensor = _gated_add(h.contiguous(), per_image(gate, h), branch.contiguous(), bias)
+def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+    """h + gate branch, in h's type."""
+    total: Tensor = _gated_add(h.contiguous(), per_image(gate, h), branch.contiguous())
     return total
 
 
 @operator("gated_add")
-def _gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None) -> Tensor:
+def _gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     images, tokens, width = h.shape
     sizes = TILES["add"].of(tokens, width)
     total = torch.empty_like(h)
@@ -1014,36 +987,32 @@ def _gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None) -> 
 
 
 @operator("gated_add_backward")
-def _gated_add_backward(dsum: Tensor, gate: Tensor, branch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dbranch, and the shares of dgate and dbias, float32 [B, runs, D]."""
+def _gated_add_backward(dsum: Tensor, gate: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    """dbranch, and the shares of dgate, float32 [B, runs, D]."""
     images, tokens, width = branch.shape
     sizes = TILES["add_backward"].of(tokens, width)
-    dbranch, dgate, dbias = torch.empty_like(branch), *run_shares(branch, sizes, 2)
+    dbranch, (dgate,) = torch.empty_like(branch), run_shares(branch, sizes, 1)
     wrap_triton(add_backward_kernel)[(images * dgate.shape[1],)](
         dsum_ptr=dsum,
         branch_ptr=branch,
         gate_ptr=gate.contiguous(),
         dbranch_ptr=dbranch,
         dgate_ptr=dgate,
-        dbias_ptr=dbias,
         TOKENS=tokens,
         **sizes,
     )
-    return dbranch, dgate, dbias
+    return dbranch, dgate
 
 
-def _gated_add_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _h, gate, branch, bias = inputs
-    ctx.save_for_backward(gate, branch)
-    ctx.bias_type = None if bias is None else bias.dtype
+def _gated_add_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
 
 
-def _gated_add_gradient(ctx: Any, dsum: Tensor) -> tuple[Tensor | None, ...]:
+def _gated_add_gradient(ctx: Any, dsum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gate, branch = ctx.saved_tensors
     dsum = dsum.contiguous()
-    dbranch, gates, biases = _gated_add_backward(dsum, gate, branch)
-    dbias = None if ctx.bias_type is None else over_all(biases, ctx.bias_type)
-    return dsum, over_tokens(gates, gate.dtype), dbranch, dbias
+    dbranch, gates = _gated_add_backward(dsum, gate, branch)
+    return dsum, over_tokens(gates, gate.dtype), dbranch
 
 
 differentiate(_gated_add, _gated_add_gradient, _gated_add_context)
@@ -1179,8 +1148,3 @@ def run_shares(h: Tensor, sizes: dict[str, int], how_many: int) -> list[Tensor]:
 def over_tokens(shares: Tensor, dtype: torch.dtype) -> Tensor:
     """Shares [B, runs, D] of sums over an image's tokens -> the gradient [B, 1, D]."""
     return shares.sum(1, keepdim=True).to(dtype)
-
-
-def over_all(shares: Tensor, dtype: torch.dtype) -> Tensor:
-    """Shares [B, runs, D] -> the gradient [D] of what all images share."""
-    return shares.sum((0, 1)).to(dtype)

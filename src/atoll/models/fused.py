@@ -31,7 +31,8 @@ with their dk and dv, and passes all queries by them. When the keys need more th
 Tensor cores want widths of 16 x 2^n: a head is cut in a LOW and a HIGH part, 72 = 64 + 8 of 16, not 72 of 128.
 
 In the other kernels a forward program takes a few tokens of one image. A backward program takes a longer run of them
-and adds up its share of the sums over n in registers: [B, runs, D] float32, added by torch afterwards. m and r are
+and adds up its share of the sums over n in registers, each of its rows for itself until the end (no thread waits for
+another in the loop, but for a token's own means): [B, runs, D] float32, added by torch afterwards. m and r are
 kept, 8 bytes a token; x is made again from h. No kernel has atomics: equal inputs, equal bits.
 """
 
@@ -116,8 +117,8 @@ class OnItsDevice:
 class Tile:
     """How a norm kernel cuts its work. Fixed, not tuned at run time: sums must not depend on what else ran.
 
-    numbers   of one tensor that a program holds at once: tokens x (D rounded up to a power of two)
-    warps     of 32 threads in a program
+    numbers   of one tensor that a program holds at once: tokens x (D rounded up to a power of two); a token at least
+    warps     of 32 threads for so many numbers: a program with more of them has more warps
     run       tokens per program, for backward kernels (rounded up to whole tiles)
     """
 
@@ -129,7 +130,8 @@ class Tile:
         """The kernel's sizes for images of `tokens` tokens of `width` numbers."""
         block = power_of_two(width)
         rows = max(1, min(self.numbers // block, power_of_two(tokens), 16))
-        sizes = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": self.warps}
+        warps = min(self.warps * max(1, block // self.numbers), 32)
+        sizes = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": warps}
         if self.run:
             sizes["RUN"] = rows * -(-min(self.run, tokens) // rows)
         return sizes
@@ -168,13 +170,13 @@ def power_of_two(n: int) -> int:
 
 TILES = {
     "norm": Tile(numbers=4096, warps=4),
-    "norm_backward": Tile(numbers=2048, warps=8, run=32),
+    "norm_backward": Tile(numbers=512, warps=1, run=32),  # sums along a token: the fewer warps share it, the better
     "add": Tile(numbers=4096, warps=4),
     "add_backward": Tile(numbers=4096, warps=4, run=32),
 }
 ATTENTION_TILES = {
-    "self": AttentionTile(rows=128, columns=64, warps=8, stages=2),
-    "cross": AttentionTile(rows=128, columns=128, warps=8, stages=2),
+    "self": AttentionTile(rows=64, columns=64, warps=4, stages=2),
+    "cross": AttentionTile(rows=64, columns=128, warps=4, stages=1),
     "self_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
     "cross_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
 }
@@ -266,11 +268,11 @@ def norm_backward_kernel(
     start = image.to(tl.int64) * (TOKENS * WIDTH)
 
     slope = 1.0 + tl.load(scale_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-    dshift = tl.zeros([BLOCK], tl.float32)
-    dscale = tl.zeros([BLOCK], tl.float32)
+    dshift = tl.zeros([ROWS, BLOCK], tl.float32)
+    dscale = tl.zeros([ROWS, BLOCK], tl.float32)
     if HAS_GATE:
         gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-        dgate = tl.zeros([BLOCK], tl.float32)
+        dgate = tl.zeros([ROWS, BLOCK], tl.float32)
 
     for row in range(0, RUN, ROWS):
         rows = first + row + tl.arange(0, ROWS)
@@ -280,28 +282,31 @@ def norm_backward_kernel(
         h = tl.load(h_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + image * TOKENS + rows, mask=rows < TOKENS, other=0.0)
         rstd = tl.load(rstd_ptr + image * TOKENS + rows, mask=rows < TOKENS, other=0.0)
+        if HAS_RESIDUAL:  # all is asked for before anything is waited for
+            dsum = tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
+        if HAS_GATE:
+            branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
 
         x = (h - mean[:, None]) * rstd[:, None]  # beyond D it is not 0, but dy and g are
         g = dy * slope[None, :]
-        dshift += tl.sum(dy, axis=0)
-        dscale += tl.sum(dy * x, axis=0)
+        dshift += dy
+        dscale += dy * x
         mean_g = tl.sum(g, axis=1) / WIDTH
         mean_gx = tl.sum(g * x, axis=1) / WIDTH
         dh = rstd[:, None] * (g - mean_g[:, None] - x * mean_gx[:, None])
         if HAS_RESIDUAL:
-            dh += tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
+            dh += dsum
         tl.store(dh_ptr + start + places, dh.to(dh_ptr.dtype.element_ty), mask=inside)
         if HAS_GATE:
-            branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-            dgate += tl.sum(dh * branch, axis=0)
+            dgate += dh * branch
             dbranch = dh * gate[None, :]
             tl.store(dbranch_ptr + start + places, dbranch.to(dbranch_ptr.dtype.element_ty), mask=inside)
 
     share = tl.program_id(0) * WIDTH + columns
-    tl.store(dshift_ptr + share, dshift, mask=there)
-    tl.store(dscale_ptr + share, dscale, mask=there)
+    tl.store(dshift_ptr + share, tl.sum(dshift, axis=0), mask=there)
+    tl.store(dscale_ptr + share, tl.sum(dscale, axis=0), mask=there)
     if HAS_GATE:
-        tl.store(dgate_ptr + share, dgate, mask=there)
+        tl.store(dgate_ptr + share, tl.sum(dgate, axis=0), mask=there)
 
 
 @kernel
@@ -351,17 +356,17 @@ def add_backward_kernel(
     start = image.to(tl.int64) * (TOKENS * WIDTH)
 
     gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-    dgate = tl.zeros([BLOCK], tl.float32)
+    dgate = tl.zeros([ROWS, BLOCK], tl.float32)
     for row in range(0, RUN, ROWS):
         rows = first + row + tl.arange(0, ROWS)
         inside = (rows < TOKENS)[:, None] & there[None, :]
         places = rows[:, None] * WIDTH + columns[None, :]
         dsum = tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-        dgate += tl.sum(dsum * branch, axis=0)
+        dgate += dsum * branch
         tl.store(dbranch_ptr + start + places, (dsum * gate[None, :]).to(dbranch_ptr.dtype.element_ty), mask=inside)
     share = tl.program_id(0) * WIDTH + columns
-    tl.store(dgate_ptr + share, dgate, mask=there)
+    tl.store(dgate_ptr + share, tl.sum(dgate, axis=0), mask=there)
 
 
 @kernel

@@ -71,11 +71,6 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
     return dit.join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
-def with_bias(held: Tensor, bias: Tensor) -> Tensor:
-    """The same numbers, as a function of the bias they already hold."""
-    return held + (bias - bias.detach()).reshape(held.shape[2:])
-
-
 OPERATORS = {
     "norm_modulate": Operator(
         lambda h, shift, scale: fused.norm_modulate(h, shift, scale, EPS),
@@ -84,33 +79,23 @@ OPERATORS = {
     ),
     "add_norm_modulate": Operator(
         lambda h, branch, shift, scale: fused.add_norm_modulate(h, branch, None, shift, scale, EPS),
-        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, shift, scale, EPS),
+        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, scale, EPS),
         ("tokens", "tokens", "vector", "vector"),
     ),
     "add_norm_modulate, gated": Operator(
         lambda h, branch, gate, shift, scale: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS),
-        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, shift, scale, EPS),
+        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, scale, EPS),
         ("tokens", "tokens", "vector", "vector", "vector"),
     ),
     "gated_add": Operator(
         fused.gated_add,
-        lambda h, gate, branch: dit.gated_add(h, gate, branch, gate),
+        dit.gated_add,
         ("tokens", "vector", "tokens"),
-    ),
-    "gelu, with the gradient of the bias": Operator(
-        fused.gelu,
-        lambda x, bias: F.gelu(x + (bias - bias.detach()), approximate="tanh"),
-        ("hidden", "hidden bias"),
     ),
     "self_attention": Operator(
         fused.self_attention,
         lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
         ("qkv",),
-    ),
-    "self_attention, with the gradient of the bias": Operator(
-        fused.self_attention,
-        lambda qkv, bias: OPERATORS["self_attention"].plain(with_bias(qkv, bias)),
-        ("qkv", "qkv bias"),
     ),
     "cross_attention": Operator(
         lambda q, kv: fused.cross_attention(q, kv, None),
@@ -129,8 +114,6 @@ TILES = {
     "norm": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0), (8192, 8, 0)],
     "norm_backward": [(n, w, run) for n, w in ((2048, 4), (2048, 8), (4096, 8)) for run in (16, 32, 64)],
     "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
-    "gelu": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0)],
-    "gelu_backward": [(2048, 4, 128), (2048, 4, 64), (4096, 4, 128), (4096, 4, 256), (4096, 8, 128)],
     "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
 }
 ATTENTION_TILES = {
@@ -142,13 +125,11 @@ ATTENTION_TILES = {
 USES = {
     "self": ("self_attention",),
     "cross": ("cross_attention, masked",),
-    "self_backward": ("self_attention", "self_attention, with the gradient of the bias"),
+    "self_backward": ("self_attention",),
     "cross_backward": ("cross_attention, masked",),
     "norm": ("norm_modulate", "add_norm_modulate"),
     "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
     "add": ("gated_add",),
-    "gelu": ("gelu, with the gradient of the bias",),
-    "gelu_backward": ("gelu, with the gradient of the bias",),
     "add_backward": ("gated_add",),
 }
 
@@ -256,7 +237,6 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     sizes = {
         "tokens": (images, tokens, width),
         "qkv": (images, tokens, 3, *heads),
-        "hidden": (images, tokens, 4 * width),
         "q": (images, tokens, *heads),
         "kv": (images, text, 2, *heads),
     }
@@ -264,8 +244,6 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
     for kind in operator.inputs:
         if kind == "vector":
             made.append(next(vectors))
-        elif kind in ("qkv bias", "hidden bias"):
-            made.append(torch.zeros((3 if kind == "qkv bias" else 4) * width, device="cuda", dtype=dtype))
         elif kind == "mask":
             lengths = torch.randint(1, text + 1, (images, 1), device="cuda")
             made.append(torch.arange(text, device="cuda")[None] < lengths)

@@ -326,14 +326,12 @@ class Block(nn.Module):
         # autocast adds a float32 table in float32; tokens of that type would double every pass over them
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.to(h.dtype).unbind(1)  # each [B, 1, D]
 
-        # where a branch joins, the kernels find its last bias's gradient on the way
-        bias_gradient = not fused.available(h)
-        branch, bias = self.attention(modulate(h, shift, scale, NORM_EPS), bias_gradient), self.attention.out.bias
+        branch = self.attention(modulate(h, shift, scale, NORM_EPS))
         if self.cross is not None:
-            h = gated_add(h, gate, branch, bias)
-            gate, branch, bias = None, self.cross(h, text, mask, bias_gradient), self.cross.out.bias
-        h, y = add_modulate(h, gate, branch, bias, mlp_shift, mlp_scale, self.mlp_norm_eps)
-        return gated_add(h, mlp_gate, self.mlp(y, bias_gradient), self.mlp.leave.bias)
+            h = gated_add(h, gate, branch)
+            gate, branch = None, self.cross(h, text, mask)
+        h, y = add_modulate(h, gate, branch, mlp_shift, mlp_scale, self.mlp_norm_eps)
+        return gated_add(h, mlp_gate, self.mlp(y))
 
 
 class SelfAttention(nn.Module):
@@ -344,17 +342,18 @@ class SelfAttention(nn.Module):
         self.norm = HeadNorm(width // heads) if qk_norm else None
         self.out = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, bias_gradient: bool = True) -> Tensor:
-        """[B, N, D] -> [B, N, D]. `bias_gradient` False: the caller sees to the gradient of `out.bias`."""
+    def forward(self, h: Tensor) -> Tensor:
+        """[B, N, D] -> [B, N, D]."""
         tokens, width = h.shape[1:]
         if self.norm is None and fused.attends(h, tokens, tokens, width // self.heads):
-            qkv = linear(self.qkv, h, bias_gradient=False).reshape(*h.shape[:2], 3, self.heads, -1)
-            return linear(self.out, fused.self_attention(qkv, self.qkv.bias), bias_gradient)
-        qkv = self.qkv(h)
-        q, k, v = split_heads(qkv, 3, self.heads)
+            qkv = self.qkv(h).reshape(*h.shape[:2], 3, self.heads, -1)
+            answer: Tensor = self.out(fused.self_attention(qkv))
+            return answer
+        q, k, v = split_heads(self.qkv(h), 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        return linear(self.out, join_heads(F.scaled_dot_product_attention(q, k, v)), bias_gradient)
+        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        return answer
 
 
 class CrossAttention(nn.Module):
@@ -368,13 +367,14 @@ class CrossAttention(nn.Module):
         self.norm = HeadNorm(width // heads) if qk_norm else None
         self.out = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, text: Tensor, mask: Tensor | None, bias_gradient: bool = True) -> Tensor:
+    def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
         tokens, width = h.shape[1:]
         if self.norm is None and fused.attends(h, tokens, text.shape[1], width // self.heads):
-            q = linear(self.q, h, bias_gradient=False).reshape(*h.shape[:2], self.heads, -1)
-            kv = linear(self.kv, text, bias_gradient=False).reshape(*text.shape[:2], 2, self.heads, -1)
+            q = self.q(h).reshape(*h.shape[:2], self.heads, -1)
+            kv = self.kv(text).reshape(*text.shape[:2], 2, self.heads, -1)
             mask = None if mask is None else mask.flatten(1)
-            return linear(self.out, fused.cross_attention(q, kv, mask, self.q.bias, self.kv.bias), bias_gradient)
+            answer: Tensor = self.out(fused.cross_attention(q, kv, mask))
+            return answer
         if mask is not None and h.is_cuda:
             # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
             missing = -text.shape[1] % 16
@@ -383,7 +383,8 @@ class CrossAttention(nn.Module):
         k, v = split_heads(self.kv(text), 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        return linear(self.out, join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)), bias_gradient)
+        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        return answer
 
 
 class HeadNorm(nn.Module):
@@ -434,13 +435,9 @@ class Projection(nn.Module):
         self.activation = activation
         self.leave = nn.Linear(hidden, outputs)
 
-    def forward(self, x: Tensor, bias_gradient: bool = True) -> Tensor:
-        """`bias_gradient` False: the caller sees to the gradient of `leave.bias`."""
-        if fused.available(x) and isinstance(self.activation, nn.GELU) and self.activation.approximate == "tanh":
-            hidden = fused.gelu(linear(self.enter, x, bias_gradient=False), self.enter.bias)
-        else:
-            hidden = self.activation(self.enter(x))
-        return linear(self.leave, hidden, bias_gradient)
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.leave(self.activation(self.enter(x)))
+        return y
 
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -450,26 +447,20 @@ def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     return torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=eps), 1.0 + scale)
 
 
-def linear(layer: nn.Linear, x: Tensor, bias_gradient: bool) -> Tensor:
-    """The layer's answer; without `bias_gradient`, whoever asks sends the bias its gradient by another way."""
-    y: Tensor = layer(x) if bias_gradient else F.linear(x, layer.weight, layer.bias.detach())
-    return y
-
-
-def gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor) -> Tensor:
-    """h + gate branch, with gate [B, 1, D] and the bias [D] of the linear map that made the branch."""
+def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+    """h + gate branch, with gate [B, 1, D]."""
     if fused.available(h):
-        return fused.gated_add(h, gate, branch, bias)
+        return fused.gated_add(h, gate, branch)
     return torch.addcmul(h, gate, branch)
 
 
 def add_modulate(
-    h: Tensor, gate: Tensor | None, branch: Tensor, bias: Tensor, shift: Tensor, scale: Tensor, eps: float
+    h: Tensor, gate: Tensor | None, branch: Tensor, shift: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """A branch joins the tokens, h' = h + gate branch (gate None: 1), and what the next branch reads of h'."""
     if fused.available(h):
-        return fused.add_norm_modulate(h, branch, gate, shift, scale, eps, bias)
-    h = h + branch if gate is None else gated_add(h, gate, branch, bias)
+        return fused.add_norm_modulate(h, branch, gate, shift, scale, eps)
+    h = h + branch if gate is None else gated_add(h, gate, branch)
     return h, modulate(h, shift, scale, eps)
 
 

@@ -18,15 +18,6 @@ Residual before it, add_norm_modulate: h' = h + gate branch (gate None: 1), y of
 
 Residual alone, gated_add: h' = h + gate branch, the same with d' = dh'.
 
-A branch comes from a linear map, whose bias [D] has the gradient dbias = sum_bn dbranch = sum_b gate sum_n d': one more
-pass over dbranch, unless it is done here. So an operator may be told of the bias that its input already holds. It only
-hands back the gradient; the linear map must then be given the bias detached.
-
-The MLP's activation, gelu, for the sake of the bias before it: y = x w, w = 1 / (1 + exp(-2 u)),
-u = (2 / pi)^1/2 (x + 0.044715 x^3), which is GELU in its tanh form;
-
-    dx = dy (w + 2 x w (1 - w) du/dx),   dbias = sum_bn dx
-
 Attention of short sequences, self_attention and cross_attention, where the linear maps leave and want their numbers:
 no head is moved, nothing is stacked. For one head of width d, tokens i, keys j, c = d^-1/2:
 
@@ -34,14 +25,14 @@ no head is moved, nothing is stacked. For one head of width d, tokens i, keys j,
 
     dv = p^T do,   dp = do v^T,   ds = p (dp - delta),   delta_i = sum_j p_ij dp_ij = do_i . o_i
     dq = c ds k,   dk = c ds^T q
-    biases of q, k, v: sum_i dq_i = c sum_j (sum_i ds_ij) k_j;   0, as sum_j ds_ij = 0;   sum_j dv_j
 
 z is kept (in powers of two), p is made again. A backward program owns one head of one image: it holds a block of keys
 with their dk and dv, and passes all queries by them. When the keys need more than one block, dq is added up in place.
 Tensor cores want widths of 16 x 2^n: a head is cut in a LOW and a HIGH part, 72 = 64 + 8 of 16, not 72 of 128.
 
 In the other kernels a forward program takes a few tokens of one image. A backward program takes a longer run of them
-and adds up its share of the sums over n in registers: [B, runs, D] float32, added by torch afterwards. m and r are
+and adds up its share of the sums over n in registers, each of its rows for itself until the end (no thread waits for
+another in the loop, but for a token's own means): [B, runs, D] float32, added by torch afterwards. m and r are
 kept, 8 bytes a token; x is made again from h. No kernel has atomics: equal inputs, equal bits.
 """
 
@@ -126,8 +117,8 @@ class OnItsDevice:
 class Tile:
     """How a norm kernel cuts its work. Fixed, not tuned at run time: sums must not depend on what else ran.
 
-    numbers   of one tensor that a program holds at once: tokens x (D rounded up to a power of two)
-    warps     of 32 threads in a program
+    numbers   of one tensor that a program holds at once: tokens x (D rounded up to a power of two); a token at least
+    warps     of 32 threads for so many numbers: a program with more of them has more warps
     run       tokens per program, for backward kernels (rounded up to whole tiles)
     """
 
@@ -139,7 +130,8 @@ class Tile:
         """The kernel's sizes for images of `tokens` tokens of `width` numbers."""
         block = power_of_two(width)
         rows = max(1, min(self.numbers // block, power_of_two(tokens), 16))
-        sizes = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": self.warps}
+        warps = min(self.warps * max(1, block // self.numbers), 32)
+        sizes = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": warps}
         if self.run:
             sizes["RUN"] = rows * -(-min(self.run, tokens) // rows)
         return sizes
@@ -178,16 +170,13 @@ def power_of_two(n: int) -> int:
 
 TILES = {
     "norm": Tile(numbers=4096, warps=4),
-    "norm_backward": Tile(numbers=2048, warps=8, run=32),
+    "norm_backward": Tile(numbers=512, warps=1, run=32),  # sums along a token: the fewer warps share it, the better
     "add": Tile(numbers=4096, warps=4),
     "add_backward": Tile(numbers=4096, warps=4, run=32),
-    "gelu": Tile(numbers=4096, warps=4),
-    "gelu_backward": Tile(numbers=4096, warps=4, run=128),
 }
-GELU_COLUMNS = 512  # a program of gelu's takes this many columns: there is no sum along a row
 ATTENTION_TILES = {
-    "self": AttentionTile(rows=128, columns=64, warps=8, stages=2),
-    "cross": AttentionTile(rows=128, columns=128, warps=8, stages=2),
+    "self": AttentionTile(rows=64, columns=64, warps=4, stages=2),
+    "cross": AttentionTile(rows=64, columns=128, warps=4, stages=1),
     "self_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
     "cross_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
 }
@@ -261,7 +250,6 @@ def norm_backward_kernel(
     dh_ptr,
     dbranch_ptr,
     dgate_ptr,
-    dbias_ptr,
     dshift_ptr,
     dscale_ptr,
     TOKENS: tl.constexpr,
@@ -280,12 +268,11 @@ def norm_backward_kernel(
     start = image.to(tl.int64) * (TOKENS * WIDTH)
 
     slope = 1.0 + tl.load(scale_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-    dshift = tl.zeros([BLOCK], tl.float32)
-    dscale = tl.zeros([BLOCK], tl.float32)
-    dbias = tl.zeros([BLOCK], tl.float32)
+    dshift = tl.zeros([ROWS, BLOCK], tl.float32)
+    dscale = tl.zeros([ROWS, BLOCK], tl.float32)
     if HAS_GATE:
         gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-        dgate = tl.zeros([BLOCK], tl.float32)
+        dgate = tl.zeros([ROWS, BLOCK], tl.float32)
 
     for row in range(0, RUN, ROWS):
         rows = first + row + tl.arange(0, ROWS)
@@ -295,32 +282,31 @@ def norm_backward_kernel(
         h = tl.load(h_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + image * TOKENS + rows, mask=rows < TOKENS, other=0.0)
         rstd = tl.load(rstd_ptr + image * TOKENS + rows, mask=rows < TOKENS, other=0.0)
+        if HAS_RESIDUAL:  # all is asked for before anything is waited for
+            dsum = tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
+        if HAS_GATE:
+            branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
 
         x = (h - mean[:, None]) * rstd[:, None]  # beyond D it is not 0, but dy and g are
         g = dy * slope[None, :]
-        dshift += tl.sum(dy, axis=0)
-        dscale += tl.sum(dy * x, axis=0)
+        dshift += dy
+        dscale += dy * x
         mean_g = tl.sum(g, axis=1) / WIDTH
         mean_gx = tl.sum(g * x, axis=1) / WIDTH
         dh = rstd[:, None] * (g - mean_g[:, None] - x * mean_gx[:, None])
         if HAS_RESIDUAL:
-            dh += tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-            dbias += tl.sum(tl.where(inside, dh, 0.0), axis=0)
+            dh += dsum
         tl.store(dh_ptr + start + places, dh.to(dh_ptr.dtype.element_ty), mask=inside)
         if HAS_GATE:
-            branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-            dgate += tl.sum(dh * branch, axis=0)
+            dgate += dh * branch
             dbranch = dh * gate[None, :]
             tl.store(dbranch_ptr + start + places, dbranch.to(dbranch_ptr.dtype.element_ty), mask=inside)
 
     share = tl.program_id(0) * WIDTH + columns
-    tl.store(dshift_ptr + share, dshift, mask=there)
-    tl.store(dscale_ptr + share, dscale, mask=there)
+    tl.store(dshift_ptr + share, tl.sum(dshift, axis=0), mask=there)
+    tl.store(dscale_ptr + share, tl.sum(dscale, axis=0), mask=there)
     if HAS_GATE:
-        tl.store(dgate_ptr + share, dgate, mask=there)
-        dbias *= gate
-    if HAS_RESIDUAL:
-        tl.store(dbias_ptr + share, dbias, mask=there)
+        tl.store(dgate_ptr + share, tl.sum(dgate, axis=0), mask=there)
 
 
 @kernel
@@ -356,7 +342,6 @@ def add_backward_kernel(
     gate_ptr,
     dbranch_ptr,
     dgate_ptr,
-    dbias_ptr,
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -371,80 +356,17 @@ def add_backward_kernel(
     start = image.to(tl.int64) * (TOKENS * WIDTH)
 
     gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-    dgate = tl.zeros([BLOCK], tl.float32)
-    dbias = tl.zeros([BLOCK], tl.float32)
+    dgate = tl.zeros([ROWS, BLOCK], tl.float32)
     for row in range(0, RUN, ROWS):
         rows = first + row + tl.arange(0, ROWS)
         inside = (rows < TOKENS)[:, None] & there[None, :]
         places = rows[:, None] * WIDTH + columns[None, :]
         dsum = tl.load(dsum_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-        dgate += tl.sum(dsum * branch, axis=0)
-        dbias += tl.sum(dsum, axis=0)
+        dgate += dsum * branch
         tl.store(dbranch_ptr + start + places, (dsum * gate[None, :]).to(dbranch_ptr.dtype.element_ty), mask=inside)
     share = tl.program_id(0) * WIDTH + columns
-    tl.store(dgate_ptr + share, dgate, mask=there)
-    tl.store(dbias_ptr + share, dbias * gate, mask=there)
-
-
-@kernel
-def gelu_parts(x):
-    """GELU(x) / x, and the slope of GELU."""
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    w = 1.0 / (1.0 + tl.exp(-2.0 * u))
-    slope = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
-    return w, w + 2.0 * x * w * (1.0 - w) * slope
-
-
-@kernel
-def gelu_kernel(
-    x_ptr,
-    y_ptr,
-    TOKENS: tl.constexpr,
-    TOTAL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """TOTAL numbers in a row, of which a program takes BLOCK; WIDTH is BLOCK's, as a tile has it."""
-    pieces: tl.constexpr = (TOTAL + BLOCK - 1) // BLOCK
-    rows = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
-    inside = (rows < TOKENS)[:, None] & (columns < TOTAL)[None, :]
-    places = rows[:, None] * TOTAL + columns[None, :]
-    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    w, _slope = gelu_parts(x)
-    tl.store(y_ptr + places, (x * w).to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@kernel
-def gelu_backward_kernel(
-    dy_ptr,
-    x_ptr,
-    dx_ptr,
-    dbias_ptr,
-    TOKENS: tl.constexpr,
-    TOTAL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    RUN: tl.constexpr,
-):
-    pieces: tl.constexpr = (TOTAL + BLOCK - 1) // BLOCK
-    run = tl.program_id(0) // pieces
-    columns = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
-    dbias = tl.zeros([BLOCK], tl.float32)
-    for row in range(0, RUN, ROWS):
-        rows = run.to(tl.int64) * RUN + row + tl.arange(0, ROWS)
-        inside = (rows < TOKENS)[:, None] & (columns < TOTAL)[None, :]
-        places = rows[:, None] * TOTAL + columns[None, :]
-        x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + places, mask=inside, other=0.0).to(tl.float32)
-        _w, slope = gelu_parts(x)
-        dx = dy * slope
-        dbias += tl.sum(dx, axis=0)
-        tl.store(dx_ptr + places, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dbias_ptr + run * TOTAL + columns, dbias, mask=columns < TOTAL)
+    tl.store(dgate_ptr + share, tl.sum(dgate, axis=0), mask=there)
 
 
 @kernel
@@ -569,12 +491,9 @@ def attend_backward(
     dq_ptr,
     dk_ptr,
     dv_ptr,
-    q_bias_ptr,
-    v_bias_ptr,
     Q_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -615,7 +534,6 @@ def attend_backward(
             v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
             dk_high = tl.zeros([COLUMNS, HIGH], tl.float32)
             dv_high = tl.zeros([COLUMNS, HIGH], tl.float32)
-        pull = tl.zeros([COLUMNS], tl.float32)  # of each key on all queries together
 
         for first in range(0, TOKENS, ROWS):
             rows = first + tl.arange(0, ROWS)
@@ -642,10 +560,7 @@ def attend_backward(
                 if HIGH > 0:
                     o_high = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
                     delta += tl.sum(o_high.to(tl.float32) * do_high.to(tl.float32), axis=1)
-            ds = p * (dp - delta[None, :])
-            if HAS_BIAS:
-                pull += tl.sum(ds, axis=1)
-            ds = ds.to(number)
+            ds = (p * (dp - delta[None, :])).to(number)
             p = p.to(number)
 
             dv_low = tl.dot(p, do_low, dv_low, input_precision="ieee")
@@ -668,22 +583,6 @@ def attend_backward(
         if HIGH > 0:
             store_part(dk_ptr, factor * dk_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
             store_part(dv_ptr, dv_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-
-        if HAS_BIAS:
-            # stored at once, and from keys read again: dk and dv need all the registers there are
-            block = image * ((KEYS + COLUMNS - 1) // COLUMNS) + first_key // COLUMNS
-            low = tl.arange(0, LOW)
-            place = block * (HEADS * HEAD) + head * HEAD + low
-            k_again = load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD).to(tl.float32)
-            tl.store(q_bias_ptr + place, factor * tl.sum(pull[:, None] * k_again, axis=0), mask=low < HEAD)
-            tl.store(v_bias_ptr + place, tl.sum(dv_low, axis=0), mask=low < HEAD)
-            if HIGH > 0:
-                high = LOW + tl.arange(0, HIGH)
-                place_high = block * (HEADS * HEAD) + head * HEAD + high
-                k_again_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD).to(tl.float32)
-                q_bias_high = factor * tl.sum(pull[:, None] * k_again_high, axis=0)
-                tl.store(q_bias_ptr + place_high, q_bias_high, mask=high < HEAD)
-                tl.store(v_bias_ptr + place_high, tl.sum(dv_high, axis=0), mask=high < HEAD)
         if KEYS > COLUMNS:
             tl.debug_barrier()  # other threads of this program read back the dq stored here
 
@@ -733,9 +632,6 @@ def self_attention_backward_kernel(
     z_ptr,
     do_ptr,
     dqkv_ptr,
-    q_bias_ptr,
-    v_bias_ptr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -756,12 +652,9 @@ def self_attention_backward_kernel(
         dqkv_ptr,
         dqkv_ptr + width,
         dqkv_ptr + 2 * width,
-        q_bias_ptr,
-        v_bias_ptr,
         3 * width,
         3 * width,
         False,
-        HAS_BIAS,
         TOKENS,
         TOKENS,
         HEADS,
@@ -822,10 +715,7 @@ def cross_attention_backward_kernel(
     do_ptr,
     dq_ptr,
     dkv_ptr,
-    q_bias_ptr,
-    v_bias_ptr,
     HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -847,12 +737,9 @@ def cross_attention_backward_kernel(
         dq_ptr,
         dkv_ptr,
         dkv_ptr + width,
-        q_bias_ptr,
-        v_bias_ptr,
         width,
         2 * width,
         HAS_MASK,
-        HAS_BIAS,
         TOKENS,
         KEYS,
         HEADS,
@@ -920,7 +807,6 @@ def _norm_modulate_backward(
         dh_ptr=dh,
         dbranch_ptr=dy,
         dgate_ptr=dy,
-        dbias_ptr=dy,
         dshift_ptr=dshift,
         dscale_ptr=dscale,
         TOKENS=tokens,
@@ -950,27 +836,18 @@ differentiate(_norm_modulate, _norm_modulate_gradient, _norm_modulate_context)
 
 
 def add_norm_modulate(
-    h: Tensor,
-    branch: Tensor,
-    gate: Tensor | None,
-    shift: Tensor,
-    scale: Tensor,
-    eps: float,
-    bias: Tensor | None = None,
+    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """h' = h + gate branch (None: h + branch) and y = LayerNorm(h') (1 + scale) + shift, both in h's type.
-
-    bias [D] is one that `branch` holds already, detached: its gradient comes from here.
-    """
+    """h' = h + gate branch (None: h + branch) and y = LayerNorm(h') (1 + scale) + shift, both in h's type."""
     gate = None if gate is None else per_image(gate, h)
     shift, scale = per_image(shift, h), per_image(scale, h)
-    total, y, _mean, _rstd = _add_norm_modulate(h.contiguous(), branch.contiguous(), gate, shift, scale, eps, bias)
+    total, y, _mean, _rstd = _add_norm_modulate(h.contiguous(), branch.contiguous(), gate, shift, scale, eps)
     return total, y
 
 
 @operator("add_norm_modulate")
 def _add_norm_modulate(
-    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float, bias: Tensor | None
+    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h', y, and each token's mean and 1 / deviation, float32 [B, N]."""
     images, tokens, width = h.shape
@@ -998,11 +875,11 @@ def _add_norm_modulate(
 @operator("add_norm_modulate_backward")
 def _add_norm_modulate_backward(
     dsum: Tensor, dy: Tensor, total: Tensor, scale: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Without a gate: d' (that is dh and dbranch both), and the shares of dbias, dshift and dscale."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Without a gate: d' (that is dh and dbranch both), and the shares of dshift and dscale."""
     images, tokens, width = total.shape
     sizes = TILES["norm_backward"].of(tokens, width)
-    dh, dbias, dshift, dscale = torch.empty_like(total), *run_shares(total, sizes, 3)
+    dh, dshift, dscale = torch.empty_like(total), *run_shares(total, sizes, 2)
     wrap_triton(norm_backward_kernel)[(images * dshift.shape[1],)](
         dsum_ptr=dsum,
         dy_ptr=dy,
@@ -1015,7 +892,6 @@ def _add_norm_modulate_backward(
         dh_ptr=dh,
         dbranch_ptr=dy,
         dgate_ptr=dy,
-        dbias_ptr=dbias,
         dshift_ptr=dshift,
         dscale_ptr=dscale,
         TOKENS=tokens,
@@ -1023,7 +899,7 @@ def _add_norm_modulate_backward(
         HAS_GATE=False,
         **sizes,
     )
-    return dh, dbias, dshift, dscale
+    return dh, dshift, dscale
 
 
 @operator("add_gated_norm_modulate_backward")
@@ -1036,12 +912,12 @@ def _add_gated_norm_modulate_backward(
     scale: Tensor,
     mean: Tensor,
     rstd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """With a gate: dh, dbranch, and the shares of dgate, dbias, dshift and dscale."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """With a gate: dh, dbranch, and the shares of dgate, dshift and dscale."""
     images, tokens, width = total.shape
     sizes = TILES["norm_backward"].of(tokens, width)
     dh, dbranch = torch.empty_like(total), torch.empty_like(branch)
-    dgate, dbias, dshift, dscale = run_shares(total, sizes, 4)
+    dgate, dshift, dscale = run_shares(total, sizes, 3)
     wrap_triton(norm_backward_kernel)[(images * dshift.shape[1],)](
         dsum_ptr=dsum,
         dy_ptr=dy,
@@ -1054,7 +930,6 @@ def _add_gated_norm_modulate_backward(
         dh_ptr=dh,
         dbranch_ptr=dbranch,
         dgate_ptr=dgate,
-        dbias_ptr=dbias,
         dshift_ptr=dshift,
         dscale_ptr=dscale,
         TOKENS=tokens,
@@ -1062,30 +937,29 @@ def _add_gated_norm_modulate_backward(
         HAS_GATE=True,
         **sizes,
     )
-    return dh, dbranch, dgate, dbias, dshift, dscale
+    return dh, dbranch, dgate, dshift, dscale
 
 
 def _add_norm_modulate_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _h, branch, gate, shift, scale, _eps, bias = inputs
+    _h, branch, gate, shift, scale, _eps = inputs
     total, _y, mean, rstd = output
     ctx.gated = gate is not None
     ctx.save_for_backward(total, *((branch, gate) if ctx.gated else ()), scale, mean, rstd)
-    ctx.types = [None if x is None else x.dtype for x in (branch, gate, shift, scale, bias)]
+    ctx.types = [None if x is None else x.dtype for x in (branch, gate, shift, scale)]
 
 
 def _add_norm_modulate_gradient(
     ctx: Any, dsum: Tensor, dy: Tensor, _dmean: Any, _drstd: Any
 ) -> tuple[Tensor | None, ...]:
     dsum, dy = dsum.contiguous(), dy.contiguous()
-    branch_type, gate_type, shift_type, scale_type, bias_type = ctx.types
+    branch_type, gate_type, shift_type, scale_type = ctx.types
     if ctx.gated:
-        dh, dbranch, gates, biases, shifts, scales = _add_gated_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
+        dh, dbranch, gates, shifts, scales = _add_gated_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
     else:
-        dh, biases, shifts, scales = _add_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
+        dh, shifts, scales = _add_norm_modulate_backward(dsum, dy, *ctx.saved_tensors)
         dbranch, gates = dh.to(branch_type), None
     dgate = None if gates is None else over_tokens(gates, gate_type)
-    dbias = None if bias_type is None else over_all(biases, bias_type)
-    return dh, dbranch, dgate, over_tokens(shifts, shift_type), over_tokens(scales, scale_type), None, dbias
+    return dh, dbranch, dgate, over_tokens(shifts, shift_type), over_tokens(scales, scale_type), None
 
 
 differentiate(_add_norm_modulate, _add_norm_modulate_gradient, _add_norm_modulate_context)
@@ -1095,14 +969,14 @@ differentiate(_add_norm_modulate, _add_norm_modulate_gradient, _add_norm_modulat
 # gated_add
 
 
-def gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None = None) -> Tensor:
-    """h + gate branch, in h's type. bias [D] is one that `branch` holds already, detached."""
-    total: Tensor = _gated_add(h.contiguous(), per_image(gate, h), branch.contiguous(), bias)
+def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+    """h + gate branch, in h's type."""
+    total: Tensor = _gated_add(h.contiguous(), per_image(gate, h), branch.contiguous())
     return total
 
 
 @operator("gated_add")
-def _gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None) -> Tensor:
+def _gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     images, tokens, width = h.shape
     sizes = TILES["add"].of(tokens, width)
     total = torch.empty_like(h)
@@ -1118,117 +992,59 @@ def _gated_add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None) -> 
 
 
 @operator("gated_add_backward")
-def _gated_add_backward(dsum: Tensor, gate: Tensor, branch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dbranch, and the shares of dgate and dbias, float32 [B, runs, D]."""
+def _gated_add_backward(dsum: Tensor, gate: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    """dbranch, and the shares of dgate, float32 [B, runs, D]."""
     images, tokens, width = branch.shape
     sizes = TILES["add_backward"].of(tokens, width)
-    dbranch, dgate, dbias = torch.empty_like(branch), *run_shares(branch, sizes, 2)
+    dbranch, (dgate,) = torch.empty_like(branch), run_shares(branch, sizes, 1)
     wrap_triton(add_backward_kernel)[(images * dgate.shape[1],)](
         dsum_ptr=dsum,
         branch_ptr=branch,
         gate_ptr=gate.contiguous(),
         dbranch_ptr=dbranch,
         dgate_ptr=dgate,
-        dbias_ptr=dbias,
         TOKENS=tokens,
         **sizes,
     )
-    return dbranch, dgate, dbias
+    return dbranch, dgate
 
 
-def _gated_add_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _h, gate, branch, bias = inputs
-    ctx.save_for_backward(gate, branch)
-    ctx.bias_type = None if bias is None else bias.dtype
+def _gated_add_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
 
 
-def _gated_add_gradient(ctx: Any, dsum: Tensor) -> tuple[Tensor | None, ...]:
+def _gated_add_gradient(ctx: Any, dsum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gate, branch = ctx.saved_tensors
     dsum = dsum.contiguous()
-    dbranch, gates, biases = _gated_add_backward(dsum, gate, branch)
-    dbias = None if ctx.bias_type is None else over_all(biases, ctx.bias_type)
-    return dsum, over_tokens(gates, gate.dtype), dbranch, dbias
+    dbranch, gates = _gated_add_backward(dsum, gate, branch)
+    return dsum, over_tokens(gates, gate.dtype), dbranch
 
 
 differentiate(_gated_add, _gated_add_gradient, _gated_add_context)
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# gelu
-
-
-def gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """GELU in its tanh form, of x [.., W], in x's type. bias [W] is one that x holds already, detached."""
-    y: Tensor = _gelu(x.contiguous(), bias)
-    return y
-
-
-@operator("gelu")
-def _gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    width = x.shape[-1]
-    tokens = x.numel() // width
-    sizes = TILES["gelu"].of(tokens, min(GELU_COLUMNS, power_of_two(width)))
-    y = torch.empty_like(x)
-    programs = -(-tokens // sizes["ROWS"]) * -(-width // sizes["BLOCK"])
-    wrap_triton(gelu_kernel)[(programs,)](x_ptr=x, y_ptr=y, TOKENS=tokens, TOTAL=width, **sizes)
-    return y
-
-
-@operator("gelu_backward")
-def _gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """dx, and the shares of dbias, float32 [1, runs, W]."""
-    width = x.shape[-1]
-    tokens = x.numel() // width
-    sizes = TILES["gelu_backward"].of(tokens, min(GELU_COLUMNS, power_of_two(width)))
-    dx, (dbias,) = torch.empty_like(x), run_shares(x.reshape(1, tokens, width), sizes, 1)
-    wrap_triton(gelu_backward_kernel)[(dbias.shape[1] * -(-width // sizes["BLOCK"]),)](
-        dy_ptr=dy, x_ptr=x, dx_ptr=dx, dbias_ptr=dbias, TOKENS=tokens, TOTAL=width, **sizes
-    )
-    return dx, dbias
-
-
-def _gelu_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, bias = inputs
-    ctx.save_for_backward(x)
-    ctx.bias_type = None if bias is None else bias.dtype
-
-
-def _gelu_gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    dx, biases = _gelu_backward(dy.contiguous(), *ctx.saved_tensors)
-    return dx, None if ctx.bias_type is None else over_all(biases, ctx.bias_type)
-
-
-differentiate(_gelu, _gelu_gradient, _gelu_context)
-
-
-# ---------------------------------------------------------------------------------------------------------------
 # Attention
 
 
-def self_attention(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d].
-
-    bias [3 H d] is one that `qkv` holds already, detached: its gradient comes from here.
-    """
-    o: Tensor = _self_attention(qkv.contiguous(), bias)[0]
+def self_attention(qkv: Tensor) -> Tensor:
+    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d]."""
+    o: Tensor = _self_attention(qkv.contiguous())[0]
     return o
 
 
-def cross_attention(
-    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None = None, kv_bias: Tensor | None = None
-) -> Tensor:
+def cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
     """Queries [B, N, H, d] ask keys and values [B, L, 2, H, d] -> [B, N, H d].
 
-    mask, bool [B, L], is True where a key may be read: at least one in every row. q_bias [H d] and kv_bias [2 H d]
-    are those that q and kv hold already, detached.
+    mask, bool [B, L], is True where a key may be read: at least one in every row.
     """
     mask = None if mask is None else mask.contiguous()
-    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask, q_bias, kv_bias)[0]
+    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask)[0]
     return o
 
 
 @operator("self_attention")
-def _self_attention(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _self_attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
     """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
     images, tokens, _three, heads, head = qkv.shape
     sizes = ATTENTION_TILES["self"].of(tokens, tokens, heads, head)
@@ -1241,50 +1057,31 @@ def _self_attention(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @operator("self_attention_backward")
-def _self_attention_backward(
-    do: Tensor, biased: bool, qkv: Tensor, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dqkv, and if `biased` the shares of the gradients of q's and v's bias, float32
-    [B, blocks of keys, H d]."""
+def _self_attention_backward(do: Tensor, qkv: Tensor, o: Tensor, z: Tensor) -> Tensor:
     images, tokens, _three, heads, head = qkv.shape
     sizes = ATTENTION_TILES["self_backward"].of(tokens, tokens, heads, head)
     del sizes["KEYS"]
-    dqkv, q_bias, v_bias = torch.empty_like(qkv), *bias_shares(o, tokens, sizes, 2)
+    dqkv = torch.empty_like(qkv)
     wrap_triton(self_attention_backward_kernel)[(images * heads,)](
-        qkv_ptr=qkv,
-        o_ptr=o,
-        z_ptr=z,
-        do_ptr=do,
-        dqkv_ptr=dqkv,
-        q_bias_ptr=q_bias,
-        v_bias_ptr=v_bias,
-        HAS_BIAS=biased,
-        **sizes,
+        qkv_ptr=qkv, o_ptr=o, z_ptr=z, do_ptr=do, dqkv_ptr=dqkv, **sizes
     )
-    return dqkv, q_bias, v_bias
+    return dqkv
 
 
-def _self_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, bias = inputs
-    ctx.save_for_backward(qkv, *output)
-    ctx.bias_type = None if bias is None else bias.dtype
+def _self_attention_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
 
 
-def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    dqkv, q_bias, v_bias = _self_attention_backward(do.contiguous(), ctx.bias_type is not None, *ctx.saved_tensors)
-    if ctx.bias_type is None:
-        return dqkv, None
-    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
-    return dqkv, torch.cat([q_bias, torch.zeros_like(q_bias), v_bias]).to(ctx.bias_type)
+def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> Tensor:
+    dqkv: Tensor = _self_attention_backward(do.contiguous(), *ctx.saved_tensors)
+    return dqkv
 
 
 differentiate(_self_attention, _self_attention_gradient, _self_attention_context)
 
 
 @operator("cross_attention")
-def _cross_attention(
-    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None, kv_bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
     images, tokens, heads, head = q.shape
     sizes = ATTENTION_TILES["cross"].of(tokens, kv.shape[1], heads, head)
@@ -1299,13 +1096,11 @@ def _cross_attention(
 
 @operator("cross_attention_backward")
 def _cross_attention_backward(
-    do: Tensor, biased: bool, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dkv, and if `biased` the shares of the gradients of q's and v's bias, float32
-    [B, blocks of keys, H d]."""
+    do: Tensor, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
     images, tokens, heads, head = q.shape
     sizes = ATTENTION_TILES["cross_backward"].of(tokens, kv.shape[1], heads, head)
-    dq, dkv, q_bias, v_bias = torch.empty_like(q), torch.empty_like(kv), *bias_shares(o, kv.shape[1], sizes, 2)
+    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
     wrap_triton(cross_attention_backward_kernel)[(images * heads,)](
         q_ptr=q,
         kv_ptr=kv,
@@ -1315,29 +1110,21 @@ def _cross_attention_backward(
         do_ptr=do,
         dq_ptr=dq,
         dkv_ptr=dkv,
-        q_bias_ptr=q_bias,
-        v_bias_ptr=v_bias,
         HAS_MASK=mask is not None,
-        HAS_BIAS=biased,
         **sizes,
     )
-    return dq, dkv, q_bias, v_bias
+    return dq, dkv
 
 
-def _cross_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, kv, mask, q_bias, kv_bias = inputs
-    ctx.save_for_backward(q, kv, mask, *output)
-    ctx.bias_types = [None if bias is None else bias.dtype for bias in (q_bias, kv_bias)]
+def _cross_attention_context(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: tuple[Tensor, Tensor]
+) -> None:
+    ctx.save_for_backward(*inputs, *output)
 
 
-def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    q_type, kv_type = ctx.bias_types
-    biased = q_type is not None or kv_type is not None
-    dq, dkv, q_bias, v_bias = _cross_attention_backward(do.contiguous(), biased, *ctx.saved_tensors)
-    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
-    dq_bias = None if q_type is None else q_bias.to(q_type)
-    dkv_bias = None if kv_type is None else torch.cat([torch.zeros_like(v_bias), v_bias]).to(kv_type)
-    return dq, dkv, None, dq_bias, dkv_bias
+def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor, Tensor, None]:
+    dq, dkv = _cross_attention_backward(do.contiguous(), *ctx.saved_tensors)
+    return dq, dkv, None
 
 
 differentiate(_cross_attention, _cross_attention_gradient, _cross_attention_context)
@@ -1363,17 +1150,6 @@ def run_shares(h: Tensor, sizes: dict[str, int], how_many: int) -> list[Tensor]:
     return [torch.empty(shape, dtype=torch.float32, device=h.device) for _ in range(how_many)]
 
 
-def bias_shares(o: Tensor, keys: int, sizes: dict[str, Any], how_many: int) -> list[Tensor]:
-    """Room for the share that every block of keys has in a bias's gradient, float32 [B, blocks, H d]."""
-    shape = o.shape[0], -(-keys // sizes["COLUMNS"]), o.shape[2]
-    return [torch.empty(shape, dtype=torch.float32, device=o.device) for _ in range(how_many)]
-
-
 def over_tokens(shares: Tensor, dtype: torch.dtype) -> Tensor:
     """Shares [B, runs, D] of sums over an image's tokens -> the gradient [B, 1, D]."""
     return shares.sum(1, keepdim=True).to(dtype)
-
-
-def over_all(shares: Tensor, dtype: torch.dtype) -> Tensor:
-    """Shares [B, runs, D] -> the gradient [D] of what all images share."""
-    return shares.sum((0, 1)).to(dtype)

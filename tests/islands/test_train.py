@@ -99,7 +99,8 @@ def test_killed_and_run_again_it_ends_with_the_same_digest(
 def test_sigterm_saves_and_the_same_command_goes_on(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
     command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "expert" / "log.jsonl").exists():
+    log = tmp_path / "expert" / "log.jsonl"
+    while not (log.exists() and '"progress"' in log.read_text()):  # before its first step it just dies, as anybody
         time.sleep(0.01)
     process.terminate()
     _, errors = process.communicate()

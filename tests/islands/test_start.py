@@ -10,11 +10,14 @@ import torch
 
 from atoll.artifacts import Artifact, UserError
 from atoll.islands.expert import load_expert
+from atoll.islands.learning import as_learned
 from atoll.islands.order import Order, read_order
-from atoll.islands.start import learner
 from atoll.islands.train import train
 from atoll.process import Condition, Kind, LinearFlow, velocity_error
+from atoll.training.resources import Resources
 from runs import resealed
+
+CPU = Resources(device="cpu")
 
 
 def orders(planned: Path) -> dict[Kind, list[Path]]:
@@ -28,14 +31,14 @@ def orders(planned: Path) -> dict[Kind, list[Path]]:
 @pytest.fixture(scope="module")
 def flow_expert(planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("flow") / "expert"
-    train(orders(planned)[Kind.VELOCITY][0], out, device="cpu")
+    train(orders(planned)[Kind.VELOCITY][0], out, resources=CPU)
     return out
 
 
 @pytest.fixture(scope="module")
 def noise_expert(planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("noise") / "expert"
-    train(orders(planned)[Kind.EPSILON][0], out, device="cpu")
+    train(orders(planned)[Kind.EPSILON][0], out, resources=CPU)
     return out
 
 
@@ -45,8 +48,8 @@ def first_loss(expert: Artifact) -> float:
 
 def test_a_start_of_the_same_objective_is_trained_on(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
     order = orders(planned)[Kind.VELOCITY][1]
-    cold = train(order, tmp_path / "cold", device="cpu")
-    warm = train(order, tmp_path / "warm", start=flow_expert, device="cpu")
+    cold = train(order, tmp_path / "cold", resources=CPU)
+    warm = train(order, tmp_path / "warm", start=flow_expert, resources=CPU)
     assert first_loss(warm) < 0.8 * first_loss(cold)
     assert warm.manifest.parents["start"] == Artifact.open(flow_expert).digest
     assert load_expert(warm.store).card.origin == f"expert {Artifact.open(flow_expert).digest[:12]}"
@@ -57,7 +60,7 @@ def test_a_start_of_another_objective_is_trained_through_the_bridge(
 ) -> None:
     """It stays a noise expert on its own schedule, and its flow loss begins where the old network was."""
     place = orders(planned)[Kind.VELOCITY][0]
-    warm = load_expert(train(place, tmp_path / "warm", start=noise_expert, device="cpu").store)
+    warm = load_expert(train(place, tmp_path / "warm", start=noise_expert, resources=CPU).store)
     old = load_expert(noise_expert)
     assert (warm.card.schedule, warm.card.kind) == (old.card.schedule, Kind.EPSILON)
     order, _ = read_order(place)
@@ -67,7 +70,7 @@ def test_a_start_of_another_objective_is_trained_through_the_bridge(
     x0, eps = (torch.randn(64, *order.latent.shape, generator=numbers) for _ in range(2))
     t = torch.linspace(0.1, 0.8, 64, dtype=torch.float64)
     condition = Condition(tokens=torch.zeros(64, 3, dtype=torch.int64), mask=torch.ones(64, 3, dtype=torch.bool))
-    answer = learner(old.network, old.card, order)(order.objective.noisy(x0, eps, t), t, condition)
+    answer = as_learned(old.network, old.card, order)(order.objective.noisy(x0, eps, t), t, condition)
     torch.testing.assert_close(
         order.objective.loss(answer, x0, eps, t), velocity_error(old.denoiser(LinearFlow()), x0, eps, t, condition)
     )
@@ -75,7 +78,7 @@ def test_a_start_of_another_objective_is_trained_through_the_bridge(
 
 def test_its_licence_travels(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
     start = resealed(flow_expert, tmp_path / "start", licence="CC-BY-NC-4.0")
-    warm = train(orders(planned)[Kind.VELOCITY][0], tmp_path / "warm", start=start, device="cpu")
+    warm = train(orders(planned)[Kind.VELOCITY][0], tmp_path / "warm", start=start, resources=CPU)
     assert warm.manifest.licence == "CC-BY-NC-4.0"
 
 
@@ -94,6 +97,6 @@ def test_a_start_that_does_not_fit_is_refused(
 
 def test_another_start_in_the_same_folder_is_refused(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
     order = orders(planned)[Kind.VELOCITY][0]
-    train(order, tmp_path / "cold", device="cpu")
+    train(order, tmp_path / "cold", resources=CPU)
     with pytest.raises(UserError, match="another order or start"):
         train(order, tmp_path / "cold", start=flow_expert)

@@ -9,6 +9,9 @@ from pathlib import Path
 from atoll.islands.order import read_order
 from atoll.islands.train import train
 from atoll.process import EDM, Kind, Objective
+from atoll.training.resources import Resources
+
+CPU = Resources(device="cpu")
 
 
 def test_an_expert_on_edm_learns(planned: Path, tmp_path: Path) -> None:
@@ -21,7 +24,7 @@ def test_an_expert_on_edm_learns(planned: Path, tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     (tmp_path / "partition").symlink_to(planned / "partition")
     (tmp_path / "orders" / "00.json").write_bytes(order.to_bytes())
-    expert = train(tmp_path / "orders" / "00.json", tmp_path / "expert", device="cpu")
+    expert = train(tmp_path / "orders" / "00.json", tmp_path / "expert", resources=CPU)
     rows = [json.loads(line) for line in expert.read("metrics.jsonl").splitlines()]
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
     assert all(math.isfinite(row["yardstick"]) for row in rows)

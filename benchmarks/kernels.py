@@ -3,11 +3,13 @@
     python benchmarks/kernels.py --out benchmarks/results/kernels.json [--seconds 130]
     python benchmarks/kernels.py --out benchmarks/results/kernel_tiles.json --parts shapes tiles
 
-Five parts, each result kept in the file as it comes; what fails is recorded and the rest goes on:
+Five parts, each result kept in the file as it comes; what fails is recorded and the rest goes on, in a new process if
+the GPU takes no more work from this one:
+  block    one XL/2 block, forward and backward, compiled, fused and plain: milliseconds, and its kernels above 0.01 ms
+  times    every operator at the XL/2 shape and at a small one, forward and forward + backward, fused against eager and
+           compiled torch
   errors   every operator and its gradients against the plain formula in float64 at the XL/2 shape:
            |difference| / |truth|, beside the error that the plain formula makes in the same type
-  block    one XL/2 block, forward and backward, compiled, fused and plain: milliseconds, and its kernels above 0.01 ms
-  times    every operator at the XL/2 shape, forward and forward + backward, fused against eager and compiled torch
   shapes   errors again: other widths, odd lengths, float32
   tiles    other ways to cut the work of each kernel (fused.TILES), as far as the seconds go
 """
@@ -16,7 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +39,7 @@ from atoll.models.dit import Block, DiTConfig
 
 EPS = 1e-6
 XL = {"images": 128, "tokens": 256, "width": 1152, "heads": 16, "text": 77}
+SMALL = {"images": 1024, "tokens": 64, "width": 384, "heads": 6, "text": 77}
 SHAPES = [
     {**XL, "images": 16},
     {"images": 4, "tokens": 64, "width": 384, "heads": 6, "text": 77},
@@ -112,7 +118,7 @@ OPERATORS = {
 
 TILES = {
     "norm": [(2048, 4, 0), (4096, 4, 0), (4096, 8, 0), (8192, 8, 0)],
-    "norm_backward": [(n, w, run) for n, w in ((2048, 4), (2048, 8), (4096, 8)) for run in (16, 32, 64)],
+    "norm_backward": [(n, w, run) for n, w in ((512, 1), (1024, 1), (1024, 2), (2048, 4)) for run in (16, 32, 64)],
     "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
     "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
 }
@@ -134,20 +140,40 @@ USES = {
 }
 
 
+PARTS = ("block", "times", "errors", "shapes", "tiles")
+GPU_LOST = 3  # how a process ends whose GPU takes no more work
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=130.0, help="start nothing new after this long")
-    parser.add_argument("--parts", nargs="+", default=["errors", "block", "times", "shapes", "tiles"])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--go-on", action="store_true", help="keep what --out holds, and measure the rest")
+    parser.add_argument("--here", action="store_true", help="in this process, which a failing kernel may end")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
+    if arguments.here:
+        measure_parts(arguments)
+        return
+    if not arguments.go_on:
+        arguments.out.unlink(missing_ok=True)
+    end = time.monotonic() + arguments.seconds
+    code = GPU_LOST
+    while code == GPU_LOST:  # every process keeps at least one result more
+        command = [sys.executable, __file__, "--out", str(arguments.out), "--parts", *arguments.parts]
+        command += ["--seconds", str(max(0.0, end - time.monotonic())), "--go-on", "--here"]
+        code = subprocess.run(command, check=False).returncode
+    sys.exit(code)
+
+
+def measure_parts(arguments: argparse.Namespace) -> None:
     # the cache's key holds neither the tiles nor the gradients' kernels
     torch._functorch.config.enable_autograd_cache = False
     report = Report(arguments.out, arguments.seconds)
     for part in arguments.parts:
         {"errors": errors, "block": block, "times": times, "shapes": shapes, "tiles": tiles}[part](report)
-    report.keep("seconds", "all", time.monotonic() - report.began)
 
 
 class Report:
@@ -159,6 +185,8 @@ class Report:
             "machine": {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__},
             "tiles used": {name: vars(tile) for name, tile in {**fused.TILES, **fused.ATTENTION_TILES}.items()},
         }
+        if path.exists():
+            self.found = json.loads(path.read_text()) | self.found
 
     def keep(self, part: str, name: str, value: Any) -> None:
         self.found.setdefault(part, {})[name] = value
@@ -167,6 +195,8 @@ class Report:
 
     def measure(self, part: str, name: str, work: Callable[[], Any]) -> None:
         """Keep what the work returns, or how it failed: one failure must not lose the rest."""
+        if "skipped" not in self.found.get(part, {}).get(name, {"skipped": "so far"}):
+            return
         if time.monotonic() > self.end:
             self.keep(part, name, {"skipped": "out of time"})
             return
@@ -174,6 +204,10 @@ class Report:
             self.keep(part, name, work())
         except Exception as error:  # noqa: BLE001
             self.keep(part, name, {"error": f"{type(error).__name__}: {error}"[:3000]})
+            try:
+                torch.cuda.synchronize()
+            except Exception:  # noqa: BLE001
+                os._exit(GPU_LOST)  # after an illegal access every further call fails, torch's own at exit too
 
 
 @contextmanager
@@ -215,6 +249,8 @@ def shapes(report: Report) -> None:
 
 
 def keep_error(report: Report, name: str, shape: dict[str, int], dtype: torch.dtype) -> None:
+    if "attention" in name and not fused.fits(shape["tokens"], shape["text"], shape["width"] // shape["heads"]):
+        return
     label = f"{name} {str(dtype).removeprefix('torch.')} " + " ".join(f"{k}={v}" for k, v in shape.items())
     report.measure("errors", label, lambda: error_of(OPERATORS[name], shape, dtype))
 
@@ -223,6 +259,7 @@ def error_of(operator: Operator, shape: dict[str, int], dtype: torch.dtype) -> d
     """Relative error of every output, then of every gradient, of the fused operator and of the plain formula."""
     inputs = random_inputs(operator, shape, dtype)
     truth = results(operator.plain, [x.double() if x.is_floating_point() else x for x in inputs])
+    torch.cuda.synchronize()  # an illegal access of torch's must not be blamed on the kernels
     return {
         "fused": [relative(a, b) for a, b in zip(results(operator.fused, inputs), truth, strict=True)],
         "plain": [relative(a, b) for a, b in zip(results(operator.plain, inputs), truth, strict=True)],
@@ -340,14 +377,16 @@ def kernel_table(step: Callable[[], Any], steps: int = 3) -> dict[str, list[floa
 
 
 def times(report: Report) -> None:
-    for name, operator in OPERATORS.items():
-        # torch's attention is one kernel, compiled or not
-        for way in ("fused", "eager") if "attention" in name else ("fused", "compiled", "eager"):
-            report.measure("times", f"{name}, {way}", lambda o=operator, w=way: operator_time(o, w))
+    for label, shape in (("", XL), (", small", SMALL)):
+        for name, operator in OPERATORS.items():
+            # torch's attention is one kernel, compiled or not
+            for way in ("fused", "eager") if "attention" in name else ("fused", "compiled", "eager"):
+                work = lambda o=operator, w=way, s=shape: operator_time(o, w, s)  # noqa: E731
+                report.measure("times", f"{name}, {way}{label}", work)
 
 
-def operator_time(operator: Operator, way: str) -> dict[str, float]:
-    inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in random_inputs(operator, XL, torch.bfloat16)]
+def operator_time(operator: Operator, way: str, shape: dict[str, int]) -> dict[str, float]:
+    inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in random_inputs(operator, shape, torch.bfloat16)]
     wanted = [x for x in inputs if x.requires_grad]
     function = operator.fused if way == "fused" else operator.plain
     if way == "compiled":
@@ -391,22 +430,22 @@ def median_ms(work: Callable[[], Any], repeats: int = 5, calls: int = 8) -> floa
 
 
 def tiles(report: Report) -> None:
-    for used, choices, make in (
-        (fused.ATTENTION_TILES, ATTENTION_TILES, fused.AttentionTile),
-        (fused.TILES, TILES, fused.Tile),
-    ):
-        for kernel, cuts in choices.items():
-            for cut in cuts:
-                for name in USES[kernel]:
-                    work = lambda u=used, k=kernel, t=make(*cut), n=name: tile_time(u, k, t, OPERATORS[n])  # noqa: E731
-                    report.measure("tiles", f"{kernel} {cut}: {name}", work)
+    for label, shape in (("", XL), (", small", SMALL)):
+        for used, choices, make in (
+            (fused.TILES, TILES, fused.Tile),
+            (fused.ATTENTION_TILES, ATTENTION_TILES, fused.AttentionTile),
+        ):
+            for kernel, cuts in choices.items():
+                for cut, name in ((cut, name) for cut in cuts for name in USES[kernel]):
+                    work = lambda u=used, k=kernel, t=make(*cut), n=name, s=shape: tile_time(u, k, t, n, s)  # noqa: E731
+                    report.measure("tiles", f"{kernel} {cut}: {name}{label}", work)
 
 
-def tile_time(used: dict[str, Any], kernel: str, tile: Any, operator: Operator) -> dict[str, float]:
+def tile_time(used: dict[str, Any], kernel: str, tile: Any, name: str, shape: dict[str, int]) -> dict[str, float]:
     kept = used[kernel]
     used[kernel] = tile
     try:
-        return operator_time(operator, "fused")
+        return operator_time(OPERATORS[name], "fused", shape)
     finally:
         used[kernel] = kept
 

@@ -159,6 +159,27 @@ def test_cross_attention(size: tuple[int, int, int, int, int], masked: bool, dev
     )
 
 
+def test_sizes_without_a_kernel_are_refused() -> None:
+    with pytest.raises(AssertionError, match="no kernel"):
+        fused.self_attention(torch.zeros(1, fused.LONGEST_ATTENTION + 1, 3, 1, 64))
+    q, kv = torch.zeros(2, 4, 1, 64), torch.zeros(2, 5, 2, 1, 64)
+    with pytest.raises(AssertionError, match="no kernel"):
+        fused.cross_attention(q, torch.zeros(2, fused.LONGEST_ATTENTION + 1, 2, 1, 64), None)
+    with pytest.raises(AssertionError, match="keys and values"):
+        fused.cross_attention(q, kv[:1], None)
+    with pytest.raises(AssertionError, match="mask"):
+        fused.cross_attention(q, kv, torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(AssertionError, match="branch"):
+        fused.gated_add(torch.zeros(2, 4, 8), torch.zeros(2, 1, 8), torch.zeros(2, 3, 8))
+
+
+def test_a_program_has_the_warps_its_numbers_need() -> None:
+    tile = fused.Tile(numbers=512, warps=1, run=32)
+    cuts = [tile.of(64, width) for width in (48, 384, 768, 1152)]
+    assert [(cut["ROWS"], cut["num_warps"]) for cut in cuts] == [(8, 1), (1, 1), (1, 2), (1, 4)]
+    assert fused.Tile(numbers=4096, warps=4).of(64, 384)["num_warps"] == 4
+
+
 @pytest.mark.parametrize("condition", ["none", "tokens"])
 @pytest.mark.parametrize("variant", ["adaln", "adaln-single"])
 def test_a_block_is_the_same_block(variant: Any, condition: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

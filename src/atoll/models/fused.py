@@ -66,8 +66,12 @@ def available(h: Tensor) -> bool:
 
 def attends(h: Tensor, tokens: int, keys: int, head: int) -> bool:
     """Whether the attention kernels take these sizes; float32 is left to torch, which keeps all its digits."""
-    fits = max(tokens, keys) <= LONGEST_ATTENTION and 16 <= head <= 128 and head % 8 == 0
-    return available(h) and h.dtype in HALF_TYPES and fits
+    return available(h) and h.dtype in HALF_TYPES and fits(tokens, keys, head)
+
+
+def fits(tokens: int, keys: int, head: int) -> bool:
+    """Whether the attention kernels were made, and tested, for these sizes."""
+    return min(tokens, keys) >= 1 and max(tokens, keys) <= LONGEST_ATTENTION and 16 <= head <= 128 and head % 8 == 0
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -839,6 +843,7 @@ def add_norm_modulate(
     h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """h' = h + gate branch (None: h + branch) and y = LayerNorm(h') (1 + scale) + shift, both in h's type."""
+    assert branch.shape == h.shape, f"branch {list(branch.shape)}, tokens {list(h.shape)}"
     gate = None if gate is None else per_image(gate, h)
     shift, scale = per_image(shift, h), per_image(scale, h)
     total, y, _mean, _rstd = _add_norm_modulate(h.contiguous(), branch.contiguous(), gate, shift, scale, eps)
@@ -971,6 +976,7 @@ differentiate(_add_norm_modulate, _add_norm_modulate_gradient, _add_norm_modulat
 
 def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     """h + gate branch, in h's type."""
+    assert branch.shape == h.shape, f"branch {list(branch.shape)}, tokens {list(h.shape)}"
     total: Tensor = _gated_add(h.contiguous(), per_image(gate, h), branch.contiguous())
     return total
 
@@ -1029,6 +1035,9 @@ differentiate(_gated_add, _gated_add_gradient, _gated_add_context)
 
 def self_attention(qkv: Tensor) -> Tensor:
     """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d]."""
+    _images, tokens, three, _heads, head = qkv.shape
+    assert three == 3, f"queries, keys and values are three, got {list(qkv.shape)}"
+    assert fits(tokens, tokens, head), f"no kernel for {list(qkv.shape)}: see fits()"
     o: Tensor = _self_attention(qkv.contiguous())[0]
     return o
 
@@ -1038,7 +1047,14 @@ def cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
 
     mask, bool [B, L], is True where a key may be read: at least one in every row.
     """
-    mask = None if mask is None else mask.contiguous()
+    images, tokens, heads, head = q.shape
+    keys = kv.shape[1]
+    assert fits(tokens, keys, head), f"no kernel for {list(q.shape)} and {keys} keys: see fits()"
+    assert kv.shape == (images, keys, 2, heads, head), f"queries {list(q.shape)}, keys and values {list(kv.shape)}"
+    if mask is not None:
+        assert mask.dtype == torch.bool, f"mask of {mask.dtype}"
+        assert mask.shape == (images, keys), f"mask {list(mask.shape)}, keys and values {list(kv.shape)}"
+        mask = mask.contiguous()
     o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask)[0]
     return o
 

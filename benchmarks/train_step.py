@@ -7,15 +7,17 @@
 Jobs, each in a process of its own, so that memory and start-up are its own:
   peer            diffusers' PixArtTransformer2DModel, compiled whole, same sizes and text masks, fused AdamW, data on
                   the card; no clipping, no average, no logging
-  xl              `train` of the 607M AdaLN-Single XL/2 with 77 text tokens, batch 128
+  xl              `train` of the 607M AdaLN-Single XL/2 with 77 text tokens, batch 128; it then goes on until a
+                  checkpoint is written: by how much the slowest step is slower is what that delays training
   xl-bare         the same network and loss without clipping, average, data and logging; and a profile of it
   xl-plain        xl-bare without our fused kernels: what inductor makes of the plain formulas
   xl-24, xl-16    the same training within --memory 24GB and 16GB
-  xl-checkpoint   the same training with a checkpoint every few seconds: how long does a step wait for it?
   small-1024-bare as xl-bare, for the small network
   small-128, small-1024   `train` of a 22.5M network (width 384, depth 12, 64 tokens, patch 1) at two batch sizes
 `train` is stopped after a fixed number of steps; the clock runs between two synchronised moments after warm-up.
-What is in --out already is kept, so that jobs can be added (a lent GPU comes in ten-minute turns).
+What is in --out already is kept, so that jobs can be added (a lent GPU comes in ten-minute turns). With
+--until-there FILE a job compiles at once and waits for that file before it is timed: a peer that takes two minutes to
+compile can do so beside other work.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from atoll.training.resources import Resources
 from atoll.training.step import arrange
 
 JOBS = (
-    *("xl", "peer", "xl-bare", "xl-24", "xl-16", "xl-checkpoint", "xl-plain"),
+    *("xl", "peer", "xl-bare", "xl-24", "xl-16", "xl-plain"),
     *("small-128", "small-1024", "small-1024-bare"),
 )
 WARM_UP, STEPS = 12, 40
@@ -68,10 +70,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/atoll-train-step"), help="where shards are made")
     parser.add_argument("--seconds", type=float, default=150.0, help="most time for one job")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, on the CPU")
+    parser.add_argument("--until-there", type=Path, help="wait for this file between compiling and timing")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure is not None:
-        measure(arguments.measure, arguments.work, arguments.smoke)
+        measure(arguments.measure, arguments.work, arguments.smoke, arguments.until_there)
         return
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"machine": machine(), "jobs": {}}
     for job in arguments.jobs:
@@ -87,6 +90,7 @@ def run(job: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One job in a process of its own; what it prints last is its result, and a failure is a result too."""
     command = [sys.executable, __file__, "--measure", job, "--out", str(arguments.out), "--work", str(arguments.work)]
     command += ["--smoke"] if arguments.smoke else []
+    command += ["--until-there", str(arguments.until_there)] if arguments.until_there else []
     environment = {**os.environ, "ATOLL_STARTED": str(time.time())}
     try:
         process = subprocess.run(
@@ -192,15 +196,15 @@ def order_of(job: str, work: Path, smoke: bool) -> Path:
 # -- jobs ---------------------------------------------------------------------------------------------------
 
 
-def measure(job: str, work: Path, smoke: bool) -> None:
+def measure(job: str, work: Path, smoke: bool, until_there: Path | None) -> None:
     result: dict[str, Any]
     if job == "peer":
-        result = measure_peer(smoke)
+        result = measure_peer(smoke, until_there)
     elif job in ("xl-bare", "xl-plain", "small-1024-bare"):
         result = measure_bare(order_of(job, work, smoke), smoke, plain=job == "xl-plain")
     else:
         memory = {"xl-24": 24.0, "xl-16": 16.0}.get(job)
-        result = measure_train(order_of(job, work, smoke), work, smoke, memory, checkpoints=job == "xl-checkpoint")
+        result = measure_train(order_of(job, work, smoke), work, smoke, memory, checkpoints=job == "xl")
     print(json.dumps(result))
 
 
@@ -209,12 +213,15 @@ class Enough(Exception):
 
 
 class Stopwatch:
-    """Watches a training: when its first step was done, how fast it is after warm-up, how slow its slowest step."""
+    """Watches a training: when its first step was done, how fast it is after warm-up, and, if it is to see a checkpoint
+    being written, how long each later step took."""
 
-    def __init__(self, warm_up: int, steps: int, seconds: float | None = None) -> None:
-        self.warm_up, self.steps, self.seconds = warm_up, steps, seconds
+    def __init__(self, warm_up: int, steps: int, checkpoints: Path | None) -> None:
+        self.warm_up, self.steps, self.checkpoints = warm_up, steps, checkpoints
         self.notes: list[str] = []
         self.moments: list[float] = []
+        self.later: list[float] = []
+        self.written_at: int | None = None
         self.first_step: float | None = None
         self.rate = 0.0
 
@@ -223,8 +230,10 @@ class Stopwatch:
             self.notes.append(now.note)
             return
         count = len(self.moments) + 1
-        over = self.seconds is not None and self.moments and time.perf_counter() - self.moments[0] > self.seconds
-        last = count == self.warm_up + self.steps or bool(over)
+        if self.rate:
+            self._see_a_checkpoint()
+            return
+        last = count == self.warm_up + self.steps
         if count in (1, self.warm_up) or last:
             synchronise()
         if count == 1:
@@ -234,6 +243,17 @@ class Stopwatch:
             self.images = now.images
         if last:
             self.rate = (now.images - self.images) / (self.moments[-1] - self.moments[self.warm_up - 1])
+            if self.checkpoints is None:
+                raise Enough
+
+    def _see_a_checkpoint(self) -> None:
+        """Go on until one is written, and a few steps more; some steps after the clock was stopped are not counted."""
+        self.later.append(time.perf_counter())
+        assert self.checkpoints is not None
+        written = len(list(self.checkpoints.glob("*.safetensors")))
+        if written and self.written_at is None:
+            self.written_at = len(self.later)
+        if (self.written_at and len(self.later) > self.written_at + 8) or self.later[-1] - self.later[0] > 45:
             raise Enough
 
 
@@ -253,15 +273,13 @@ def measure_train(
         steps = steps[0], 3 * steps[1]
     elif account(order.architecture).parameters < 100e6 and not smoke:
         steps = 5 * steps[0], 15 * steps[1]
-    watch = Stopwatch(*steps, seconds=50.0 if checkpoints and not smoke else None)
-    if checkpoints and not smoke:
-        watch.steps = 10**9
+    watch = Stopwatch(*steps, out / "state" if checkpoints else None)
     resources = Resources("cpu") if smoke else Resources("cuda", memory)
-    seconds = (0.1 if smoke else 12.0) if checkpoints else None
+    seconds = (0.1 if smoke else 40.0) if checkpoints else None  # the first falls after the steps that are timed
     with contextlib.suppress(Enough):
         train(order_place, out, resources=resources, checkpoint_seconds=seconds, watch=watch)
     execution = Execution.model_validate_json((out / "state" / "execution.json").read_bytes())
-    gaps = torch.tensor(watch.moments[steps[0] :]).diff() if len(watch.moments) > steps[0] + 1 else torch.zeros(1)
+    gaps = torch.tensor(watch.moments[steps[0] : -1]).diff()  # the last step waits for all that are under way
     result: dict[str, Any] = {
         "images_per_s": round(watch.rate, 1),
         "first_step_s": round(watch.first_step or 0.0, 1),
@@ -270,11 +288,14 @@ def measure_train(
         "said": watch.notes,
         "step_ms": {"median": round(1e3 * gaps.median().item(), 2), "slowest": round(1e3 * gaps.max().item(), 2)},
     }
-    if checkpoints:
+    if checkpoints and watch.written_at:
         saved = sorted((out / "state").glob("*.safetensors"))
-        result["checkpoints"] = {"kept": len(saved), "gib": round(saved[-1].stat().st_size / GIB, 2) if saved else 0}
-        slow = [round(1e3 * gap, 1) for gap in gaps.tolist() if gap > 1.3 * gaps.median().item()]
-        result["slow_steps_ms"] = slow[:40]
+        later = torch.tensor(watch.later[8:]).diff()  # the pipeline has filled again by then
+        result["checkpoint"] = {
+            "gib": round(saved[-1].stat().st_size / GIB, 2),
+            "step_ms": round(1e3 * later.median().item(), 1),
+            "slowest_steps_ms": [round(1e3 * gap, 1) for gap in later.sort(descending=True).values[:4].tolist()],
+        }
     if not smoke:
         cost = account(order.architecture)
         batch = order.training.batch
@@ -332,7 +353,7 @@ def learner_and_batch(order_place: Path, device: torch.device) -> tuple[ExpertLe
     return learner, {name: value.to(device) for name, value in drawn.items()}
 
 
-def measure_peer(smoke: bool) -> dict[str, Any]:
+def measure_peer(smoke: bool, until_there: Path | None) -> dict[str, Any]:
     from diffusers import PixArtTransformer2DModel
 
     device = torch.device("cpu" if smoke else "cuda")
@@ -374,15 +395,17 @@ def measure_peer(smoke: bool) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
 
     weights = sum(p.numel() for p in network.parameters())
-    return timed(step, size, smoke) | {"weights": weights}
+    return timed(step, size, smoke, until_there) | {"weights": weights}
 
 
-def timed(step: Callable[[], None], images: int, smoke: bool) -> dict[str, Any]:
-    """Images per second after warm-up, and when the first step was done."""
+def timed(step: Callable[[], None], images: int, smoke: bool, until_there: Path | None = None) -> dict[str, Any]:
+    """Images per second after warm-up, and how long the first step took."""
     began = time.perf_counter()
     step()
     synchronise()
     first = time.perf_counter() - began
+    while until_there is not None and not until_there.exists():
+        time.sleep(0.1)
     warm_up, steps = (1, 2) if smoke else (WARM_UP, STEPS)
     for _ in range(warm_up):
         step()

@@ -8,13 +8,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from atoll.router.closed_form import ExactDenoiser, ExactRouter
 from torch import Tensor, nn
 
 from apple_device import APPLE, AppleDevice, NoFloat64
 from atoll.data.space import LatentSpace
 from atoll.ensemble.mixture import GuidanceWeights, Mixture
 from atoll.ensemble.routes import parse_route
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
 from atoll.process import (

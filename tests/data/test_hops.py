@@ -23,6 +23,7 @@ from atoll.islands.train import train
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
+from atoll.training.resources import Resources
 from image_forms import samples_of
 
 IMAGES, SIZE = 60, 64
@@ -108,7 +109,7 @@ def hops(folder: Path, monkeypatch: pytest.MonkeyPatch, between: Callable[[], No
 
     def learn() -> None:
         for island in islands:
-            train(island.order, island.expert, device="cpu")
+            train(island.order, island.expert, resources=Resources(device="cpu"))
 
     work: dict[str, Callable[[], object]] = {
         "prepare": lambda: prepare(

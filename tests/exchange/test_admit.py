@@ -19,13 +19,14 @@ from atoll.exchange.admit import GaussianDenoiser, admit
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
 from atoll.process import LinearFlow, noisy, velocity_error
+from atoll.training.resources import Resources
 from runs import EXPERT_FILES, atoll, resealed
 
 
 @pytest.fixture(scope="module")
 def expert(planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("expert") / "01"
-    train(planned / "orders" / "01.json", out, device="cpu")
+    train(planned / "orders" / "01.json", out, resources=Resources(device="cpu"))
     return out
 
 

@@ -8,6 +8,7 @@ measures, saves and talks. A process that was not started by torchrun is a team 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -104,5 +105,7 @@ def gathered(device: torch.device) -> Iterator[Team]:
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Team(distributed.get_rank(), distributed.get_world_size())
+        distributed.barrier()  # nobody leaves while others still hear from them
     finally:
+        gc.collect()  # what wraps the network holds on to the group; its threads must end before the interpreter does
         distributed.destroy_process_group()

@@ -155,6 +155,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     if arguments.here:
+        fused.Switch.on = True
         measure_parts(arguments)
         return
     if not arguments.go_on:
@@ -212,12 +213,11 @@ class Report:
 
 @contextmanager
 def plain_formulas() -> Iterator[None]:
-    kept = fused.available
-    fused.available = lambda h: False
+    fused.Switch.on = False
     try:
         yield
     finally:
-        fused.available = kept
+        fused.Switch.on = True
 
 
 @contextmanager

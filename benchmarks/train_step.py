@@ -318,8 +318,7 @@ def reserved() -> float:
 
 def measure_bare(order_place: Path, smoke: bool, *, plain: bool) -> dict[str, Any]:
     """Forward, backward and AdamW on one batch that stays on the card; the network, loss and kernels are train's."""
-    if plain:
-        fused.available = lambda h: False  # type: ignore[assignment]
+    fused.Switch.on = not plain
     device = torch.device("cpu" if smoke else "cuda")
     learner, batch = learner_and_batch(order_place, device)
     execution = Execution(

@@ -369,11 +369,14 @@ class CrossAttention(nn.Module):
 
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
         tokens, width = h.shape[1:]
-        if self.norm is None and fused.attends(h, tokens, text.shape[1], width // self.heads):
+        if (
+            self.norm is None
+            and mask is not None
+            and fused.attends_to_text(h, tokens, text.shape[1], width // self.heads)
+        ):
             q = self.q(h).reshape(*h.shape[:2], self.heads, -1)
             kv = self.kv(text).reshape(*text.shape[:2], 2, self.heads, -1)
-            mask = None if mask is None else mask.flatten(1)
-            answer: Tensor = self.out(fused.cross_attention(q, kv, mask))
+            answer: Tensor = self.out(fused.cross_attention(q, kv, mask.flatten(1)))
             return answer
         if mask is not None and h.is_cuda:
             # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer

@@ -59,14 +59,27 @@ LONGEST_ATTENTION = 256  # tokens or keys; beyond it the blocks of keys are too 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
+class Switch:
+    """Whether the fused operators are used. Off until somebody has asked them on this card (training/trust.py): what
+    is right on one card need not be on another, or with another Triton."""
+
+    on = False
+
+
 def available(h: Tensor) -> bool:
     """Whether the fused operators take this tensor: on CUDA, of a type whose arithmetic float32 holds."""
-    return triton is not None and h.is_cuda and h.dtype in (*HALF_TYPES, torch.float32)
+    return Switch.on and triton is not None and h.is_cuda and h.dtype in (*HALF_TYPES, torch.float32)
 
 
 def attends(h: Tensor, tokens: int, keys: int, head: int) -> bool:
     """Whether the attention kernels take these sizes; float32 is left to torch, which keeps all its digits."""
     return available(h) and h.dtype in HALF_TYPES and fits(tokens, keys, head)
+
+
+def attends_to_text(h: Tensor, tokens: int, keys: int, head: int) -> bool:
+    """The same for text with a mask: keys that one block holds. Cross-attention over several blocks went wrong on an
+    H200, and so, once, did cross-attention without a mask (docs/log.md): both are torch's."""
+    return keys <= ATTENTION_TILES["cross_backward"].columns and attends(h, tokens, keys, head)
 
 
 def fits(tokens: int, keys: int, head: int) -> bool:
@@ -181,7 +194,7 @@ TILES = {
 ATTENTION_TILES = {
     "self": AttentionTile(rows=64, columns=64, warps=4, stages=2),
     "cross": AttentionTile(rows=64, columns=128, warps=4, stages=1),
-    "self_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
+    "self_backward": AttentionTile(rows=64, columns=128, warps=8, stages=3),
     "cross_backward": AttentionTile(rows=64, columns=128, warps=8, stages=2),
 }
 

@@ -49,7 +49,8 @@ class Feed:
 
     def __init__(self, draw: Callable[[int], Batch | None], device: torch.device) -> None:
         self._draw = draw
-        self._device = device
+        # with its number: threads do not share what the current device is
+        self._device = torch.empty(0, device=device).device
 
     def stream(self, first: int) -> Iterator[tuple[int, Batch]]:
         if self._device.type == "cuda":

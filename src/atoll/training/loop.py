@@ -25,6 +25,7 @@ from .state import Counts, TrainingState
 from .step import FORGETTING, RATE, Learner, Step, eager
 from .stopping import StopRequested, StopSignal
 from .team import Team, gathered
+from .trust import trust_if_right
 
 REPORTS = 40  # rows of metrics in a run
 MOST_SKIPPED = 5  # steps in a row that were not finite before a run is given up
@@ -88,6 +89,8 @@ def fit(
             checkpoints.begin(identity, whose)
             save_execution(folder, execution)
         execution = team.told(execution)  # others may have found another amount of free memory
+        if (note := trust_if_right(learner, training, execution)) is not None and team.leads:
+            watch(Progress(0, training.images, note=note))
         state = TrainingState(learner.network, training, execution)
         ledger = checkpoints.restore(state)
         session = Session(learner, training, checkpoints, stop, team, watch)

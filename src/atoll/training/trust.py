@@ -1,0 +1,99 @@
+"""Are the fused kernels right on this card? Asked once, at the start of a training, with its own shapes.
+
+They were checked on one kind of card with one version of Triton. A kernel that is wrong elsewhere would not crash: it
+would train a worse expert. So one block of the network, with random weights, answers a few samples and takes their
+gradients twice, with the kernels and by the plain formulas, and what disagrees is not used.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ..models import fused
+from .execution import Execution, autocast
+from .recipe import Training
+from .step import Learner, eager
+
+SAMPLES = 4
+WEIGHT_STD = 0.05  # of the noise on the weights: fresh networks have gates of zero, behind which anything is right
+SLACK = 3.0, 0.02  # a kernel may be off by three times what the plain formula is, and by 2 % of a tensor's norm
+
+
+def trust_if_right(learner: Learner, training: Training, execution: Execution) -> str | None:
+    """Switch the fused kernels on if they agree with the plain formulas, else off; a line for the user if they don't."""
+    fused.Switch.on = False
+    if next(learner.network.parameters()).device.type != "cuda":
+        return None
+    wrong = disagreements(learner, training, execution)
+    fused.Switch.on = not wrong
+    if not wrong:
+        return None
+    worst = max(wrong, key=lambda name: -1.0 if wrong[name] != wrong[name] else wrong[name])
+    return f"the fused kernels are {wrong[worst]:.0%} off on this card in {worst}: computing without them, and slower"
+
+
+def disagreements(learner: Learner, training: Training, execution: Execution) -> dict[str, float]:
+    """Relative errors of the tensors in which the kernels are further from the truth than they may be.
+
+    The truth is the plain formula in float32.
+    """
+    block, inputs = one_block(learner, training, execution)
+    precise = execution.model_copy(update={"precision": "float32"})
+    fused.Switch.on = False
+    truth, plain = answers(block, widened(inputs), precise), answers(block, inputs, execution)
+    fused.Switch.on = True
+    ours = answers(block, inputs, execution)
+    fused.Switch.on = False
+    wrong = {}
+    for name, true in truth.items():
+        mine, usual = ((found[name] - true).norm().item() / max(true.norm().item(), 1e-12) for found in (ours, plain))
+        if not mine <= SLACK[0] * usual + SLACK[1]:  # also if it is NaN
+            wrong[name] = mine
+    return wrong
+
+
+def widened(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The same numbers in float32; masks stay as they are."""
+    return tuple(x.float() if x is not None and x.is_floating_point() else x for x in inputs)
+
+
+def one_block(
+    learner: Learner, training: Training, execution: Execution
+) -> tuple[nn.Module, tuple[Tensor | None, ...]]:
+    """The first block with noise on its weights, and what it is given for the first samples of the training."""
+    device = next(learner.network.parameters()).device
+    blocks = learner.network.blocks
+    assert isinstance(blocks, nn.ModuleList)
+    given: list[tuple[Tensor | None, ...]] = []
+    hook = blocks[0].register_forward_pre_hook(lambda _, inputs: given.append(inputs))
+    drawn = learner.draw(0, training.batch, slice(0, min(SAMPLES, training.batch)))
+    batch = {name: value.to(device) for name, value in drawn.items()}
+    with torch.no_grad(), eager(), autocast(execution):
+        learner.loss(learner.network, batch)
+    hook.remove()
+    block = copy.deepcopy(blocks[0])
+    numbers = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            noise = torch.randn(parameter.shape, generator=numbers, device=device, dtype=parameter.dtype)
+            parameter.add_(WEIGHT_STD * noise)
+    return block, given[0]
+
+
+def answers(block: nn.Module, inputs: tuple[Tensor | None, ...], execution: Execution) -> dict[str, Tensor]:
+    """The block's answer and the gradients of its weights and first input, for a fixed random pull; float32."""
+    block.zero_grad(set_to_none=True)
+    h = inputs[0]
+    assert h is not None
+    h = h.detach().clone().requires_grad_()
+    with eager():
+        with autocast(execution):
+            answer = block(h, *inputs[1:])
+        pull = torch.randn(answer.shape, generator=torch.Generator(h.device).manual_seed(1), device=h.device)
+        torch.autograd.backward(answer, pull.to(answer.dtype))
+    found = {f"the gradient of {name}": parameter.grad for name, parameter in block.named_parameters()}
+    found |= {"the answer": answer.detach(), "the gradient of its input": h.grad}
+    return {name: value.float() for name, value in found.items() if value is not None}

@@ -1,0 +1,97 @@
+"""Fused kernels are asked before they are trusted. Here plain functions on the CPU stand in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll.islands.learning import ExpertLearner
+from atoll.models import fused
+from atoll.training.execution import Execution
+from atoll.training.trust import disagreements, trust_if_right
+from tiny_orders import tiny_learner, tiny_order
+
+
+def add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+    return h + gate * branch
+
+
+def norm(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.layer_norm(h, h.shape[-1:], eps=eps) * (1 + scale) + shift
+
+
+def add_norm(
+    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    h = h + branch if gate is None else add(h, gate, branch)
+    return h, norm(h, shift, scale, eps)
+
+
+@pytest.fixture
+def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpertLearner]:
+    """A learner whose blocks take the fused path on this CPU, with right functions in place of the kernels."""
+    monkeypatch.setattr(fused, "available", lambda h: fused.Switch.on)
+    monkeypatch.setattr(fused, "attends", lambda *_: False)
+    for name, function in (("gated_add", add), ("norm_modulate", norm), ("add_norm_modulate", add_norm)):
+        monkeypatch.setattr(fused, name, function)
+    yield tiny_learner(tiny_order(tmp_path))
+    fused.Switch.on = False
+
+
+def wrong(learner: ExpertLearner, precision: str = "float32") -> dict[str, float]:
+    return disagreements(learner, learner.order.training, Execution.model_validate({"precision": precision}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_right_kernels_are_trusted(learner: ExpertLearner, precision: str) -> None:
+    before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    assert wrong(learner, precision) == {}
+    assert all(torch.equal(value, before[name]) for name, value in learner.network.state_dict().items())
+
+
+class HalfAGradient(torch.autograd.Function):
+    """Right forwards, wrong backwards: the kind of fault that trains a worse expert without a word."""
+
+    @staticmethod
+    def forward(ctx: object, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 0.5 * gradient
+
+
+@pytest.mark.parametrize("fault", ["forward", "backward", "nan"])
+def test_wrong_kernels_are_found(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    faults = {
+        "forward": lambda h, gate, branch: h + 1.1 * gate * branch,
+        "backward": lambda h, gate, branch: h + gate * HalfAGradient.apply(branch),
+        "nan": lambda h, gate, branch: h + gate * branch / 0.0 * 0.0,
+    }
+    monkeypatch.setattr(fused, "gated_add", faults[fault])
+    found = wrong(learner)
+    assert found
+    assert any("gradient" in name for name in found)
+
+
+def test_what_is_right_is_switched_on_and_what_is_wrong_is_said(
+    learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnACard:
+        """The same learner; its network says that it is on a CUDA device."""
+
+        network = type("N", (), {"parameters": lambda self: iter([type("P", (), {"device": torch.device("cuda")})])})()
+
+    monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {})
+    assert trust_if_right(OnACard(), learner.order.training, Execution()) is None  # type: ignore[arg-type]
+    assert fused.Switch.on
+    monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {"the answer": 0.31, "a": float("nan")})
+    note = trust_if_right(OnACard(), learner.order.training, Execution())  # type: ignore[arg-type]
+    assert note == "the fused kernels are 31% off on this card in the answer: computing without them, and slower"
+    assert not fused.Switch.on
+    assert not fused.available(torch.zeros(1))
+    assert trust_if_right(learner, learner.order.training, Execution()) is None, "a CPU has nothing to distrust"

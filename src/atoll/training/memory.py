@@ -22,15 +22,17 @@ from .execution import Execution
 from .machines import GIB, MEASURED_SHARE, Gpu
 
 USABLE = 0.9  # of a card's memory; the rest is the driver's, the display's and the allocator's
-RESERVE = 0.6 * GIB  # workspaces of libraries, and what lies between blocks of memory
+RESERVE = 0.5 * GIB  # workspaces of libraries
+KEPT_SHARE = 0.93  # of the activations an eager pass keeps, that a compiled one does
+SCATTERED = 1.05  # memory taken over memory used, where micro-batches or recomputed blocks take turns in it
 EIGHT_BIT = 1.0 + 4.0 / 256.0  # bytes per value: a code, and a scale for every 256
 MATRIX_SHARE = 0.9  # of the rate of a large product that the network's linear maps reach on average
 ATTENTION_SHARE = 0.19  # and attention, whose products are small and whose softmax is none
 ATTENTION_PASSES = 3.5  # its backward pass makes the weights again: two and a half forward passes
 STREAM_BYTES = 165.0  # moved per value of the residual stream and block, forward and backward, outside products
-ACCUMULATED_BYTES = 18.0  # moved per weight and micro-batch: narrow copies, gradients written, cast and added
+ACCUMULATED_BYTES = 26.0  # moved per weight and micro-batch: narrow copies, gradients written, cast and added
 UPDATED_BYTES = 50.0  # moved per weight and step: norm, moments, weights, average
-GAP_SECONDS = 0.08e-3  # per block and micro-batch: some sixty kernels, each begun after the one before has ended
+GAP_SECONDS = 0.12e-3  # per block and micro-batch: some sixty kernels, each begun after the one before has ended
 HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting them, where they are not a graph
 EIGHT_BIT_SHARE = 0.98  # of the speed, and of our preference: float32 where it costs nothing
 HOST_AVERAGE_SHARE = 0.9
@@ -63,7 +65,9 @@ def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) ->
     micro_batch = execution.micro_batch or batch
     kept = cost.activation_bytes(micro_batch, recomputed_blocks=execution.recomputed_blocks, value_bytes=value_bytes)
     aside = micro_batch * value_bytes * cost.block_values / 2  # gradients on their way through one block
-    return (per_weight * cost.parameters + kept + aside + samples + RESERVE) / GIB
+    used = per_weight * cost.parameters + KEPT_SHARE * (kept + aside) + samples + RESERVE
+    in_turns = micro_batch < batch or execution.recomputed_blocks > 0
+    return used * (SCATTERED if in_turns else 1.0) / GIB
 
 
 def images_per_s(cost: Cost, machine: Gpu, execution: Execution, batch: int) -> float:

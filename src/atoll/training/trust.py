@@ -23,7 +23,7 @@ SLACK = 3.0, 0.02  # a kernel may be off by three times what the plain formula i
 
 
 def trust_if_right(learner: Learner, training: Training, execution: Execution) -> str | None:
-    """Switch the fused kernels on if they agree with the plain formulas, else off; a line for the user if they don't."""
+    """Switch the fused kernels on if they agree with the plain formulas; a line for the user if they do not."""
     fused.Switch.on = False
     if next(learner.network.parameters()).device.type != "cuda":
         return None

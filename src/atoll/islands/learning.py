@@ -13,7 +13,7 @@ from ..models.dit import DiT
 from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser
 from ..training.execution import Execution
 from ..training.packing import Batch
-from ..training.seeds import generator
+from ..training.seeds import batch_numbers
 from .expert import ExpertCard
 from .order import Order
 from .validation import Validation
@@ -34,23 +34,20 @@ class ExpertLearner:
     def draw(self, images: int, batch: int, part: slice) -> Batch:
         """Rows `part` of the batch that follows `images` seen: what the samples carry, eps, t and its coefficients.
 
-        A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. Times are
-        stratified: one in each of B equal parts of the density, which lowers the variance of the loss. The objective's
+        A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. The objective's
         coefficients are computed here, on the CPU in float64, and travel as float32.
         """
         order, seed = self.order, self.order.training.seed
-        rows = sample_order(len(self.samples), seed, images, batch)
-        numbers = generator(seed, "batch", images)
-        which_caption, strata, dropout = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
-        t = order.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)[part]
-        drawn = self.samples.pick(rows[part], which_caption[part])
-        eps = torch.randn(batch, *order.latent.shape, generator=numbers)[part]
-        dropped = dropout[part] < order.training.condition_dropout
+        numbers = batch_numbers(seed, images, batch, order.latent.shape, part)
+        rows = sample_order(len(self.samples), seed, images, batch)[part]
+        drawn = self.samples.pick(rows, numbers.caption)
+        dropped = numbers.dropout < order.training.condition_dropout
+        t = order.objective.times(numbers.u)
         at = order.objective.at(t).to(dtype=torch.float32)
         return {
             **drawn,
             "dropped": drawn["dropped"] | dropped if "dropped" in drawn else dropped,
-            "eps": eps,
+            "eps": numbers.eps,
             "t": t,
             **{name: getattr(at, name) for name in COEFFICIENTS},
         }

@@ -24,7 +24,7 @@ from ..process import Condition, LinearFlow, fixed_times, mix, widen
 from ..training.execution import Execution, autocast
 from ..training.packing import Batch
 from ..training.recipe import Training
-from ..training.seeds import generator
+from ..training.seeds import batch_numbers, generator
 
 PATH = LinearFlow()  # the reference path
 
@@ -55,17 +55,14 @@ class RouterLearner:
         self._train_rows = self.clustered.rows("train")
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
-        """Rows `part` of the batch that follows `images` seen; times are stratified over [0, 1)."""
+        """Rows `part` of the batch that follows `images` seen; times are uniform over [0, 1)."""
         seed = self.training.seed
+        numbers = batch_numbers(seed, images, batch, self.network.config.trunk.latent, part)
         rows = self._train_rows[sample_order(len(self._train_rows), seed, images, batch)][part]
-        numbers = generator(seed, "batch", images)
-        which_caption, strata, dropout = torch.rand(3, batch, generator=numbers, dtype=torch.float64)
-        t = (torch.randperm(batch, generator=numbers) + strata) / batch
-        drawn = self._noised(rows, which_caption[part], t[part])
-        eps = torch.randn(batch, *self.network.config.trunk.latent, generator=numbers)[part]
-        dropped = dropout[part] < self.training.condition_dropout
+        drawn = self._noised(rows, numbers.caption, numbers.u)
+        dropped = numbers.dropout < self.training.condition_dropout
         dropped = drawn["dropped"] | dropped if "dropped" in drawn else dropped
-        return {**drawn, "eps": eps, "dropped": dropped, "cluster": self.clustered.clusters[rows]}
+        return {**drawn, "eps": numbers.eps, "dropped": dropped, "cluster": self.clustered.clusters[rows]}
 
     def _noised(self, rows: Tensor, which_caption: Tensor, t: Tensor) -> Batch:
         """What a batch of these rows carries, with its times and their coefficients on the reference path."""

@@ -242,7 +242,7 @@ def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> N
 
 def test_a_run_whose_steps_are_all_lost_ends_in_one_line(tmp_path: Path) -> None:
     learner = Spoiled(set(range(12, 40)))
-    with pytest.raises(UserError, match=f"the last {MOST_SKIPPED} steps was not finite, after 272 images") as caught:
+    with pytest.raises(UserError, match=f"of {MOST_SKIPPED} steps in a row was not finite, after 272 images") as caught:
         fitted(tmp_path, learner)
     assert "\n" not in str(caught.value)
     assert learner.drawn[-1] == (256, 16), "it ended as soon as it knew"

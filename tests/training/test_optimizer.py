@@ -221,3 +221,19 @@ def test_only_matrices_decay() -> None:
     for moments in STORAGES:
         decay = {p.ndim: g["weight_decay"] for g in guarded(module, moments).param_groups for p in g["params"]}
         assert decay == {2: TRAINING.weight_decay, 1: 0.0}
+
+
+@pytest.mark.parametrize("skipped", [1, None])
+def test_where_the_device_ignores_the_guard_the_host_keeps_it(skipped: int | None) -> None:
+    """As on Apple's GPUs, whose fused kernels take no notice of the two scalars: the same weights, step by step."""
+    ours, theirs = network(), network()
+    groups = [{"params": list(ours.parameters()), "weight_decay": 0.0}]
+    optimizer = GuardedAdamW(groups, TRAINING.betas, torch.tensor(0.01), fused=False)
+    groups = [{"params": list(theirs.parameters()), "weight_decay": 0.0}]
+    expected = GuardedAdamW(groups, TRAINING.betas, torch.tensor(0.01), fused=True)
+    for seed in range(4):
+        for module, each in ((ours, optimizer), (theirs, expected)):
+            gradients(module, seed)
+            step(each, scale=2.0, found_inf=float(seed == skipped))
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)

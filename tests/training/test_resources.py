@@ -123,13 +123,39 @@ class TestOnACard:
         chosen = Resources(memory=16).choose(XL, TRAINING, 0, None)
         found = {fit.execution: fit.memory_gib for fit in fits(XL, CARD, TRAINING.batch, eight_bit=False)}
         assert found[chosen.execution] <= USABLE * 16
-        with pytest.raises(UserError, match=r"--memory 4\.0GiB: nothing makes 607M weights fit"):
+        with pytest.raises(UserError, match=r"--memory 4GB: nothing makes 607M weights fit"):
             Resources(memory=4).choose(XL, TRAINING, 0, None)
 
-    def test_what_is_insisted_on_wins_over_what_was_found(self) -> None:
-        plain = Resources().choose(XL, TRAINING, 0, None).execution
+    def test_what_is_insisted_on_is_kept_and_the_rest_is_chosen_for_it(self) -> None:
         chosen = Resources(settings={"micro_batch": 2, "compiling": "none"}).choose(XL, TRAINING, 0, None)
-        assert chosen.execution == plain.model_copy(update={"micro_batch": 2, "compiling": "none"})
+        assert (chosen.execution.micro_batch, chosen.execution.compiling) == (2, "none")
+        assert chosen.said is not None
+        assert "micro-batch 2" in chosen.said
+        larger = Resources(settings={"micro_batch": 64}).choose(XL, TRAINING, 0, None).execution
+        assert larger.recomputed_blocks > 0, "so that it fits all the same"
+        on_the_host = Resources(settings={"average": "host"}).choose(XL, TRAINING, 0, None).execution
+        assert on_the_host.compiling == "blocks", "a graph cannot hold it"
+
+    def test_what_is_insisted_on_and_does_not_fit_is_refused(self) -> None:
+        settings = {"micro_batch": 128, "recomputed_blocks": 0}
+        with pytest.raises(UserError, match=r"--set micro_batch=128 --set recomputed_blocks=0: nothing makes 607M"):
+            Resources(settings=settings).choose(XL, TRAINING, 0, None)
+
+    def test_a_device_that_is_set_is_the_device(self) -> None:
+        assert Resources(settings={"device": "cpu"}).choose(XL, TRAINING, 0, None).execution == Execution()
+
+    def test_after_memory_ran_out_what_has_nothing_to_do_with_it_stays(self) -> None:
+        insisted = {"compiling": "none", "samples": "host", "threads": 4}
+        chosen = Resources(settings=insisted).choose(XL, TRAINING, 10, None)
+        smaller = chosen.smaller(chosen.execution)
+        assert smaller is not None
+        assert {name: getattr(smaller, name) for name in insisted} == insisted
+
+    def test_a_team_shares_the_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        chosen = Resources().choose(XL, TRAINING, 0, None).execution
+        assert chosen.micro_batch is not None
+        assert TRAINING.batch // 4 % chosen.micro_batch == 0
 
     def test_after_memory_ran_out_less_is_taken(self) -> None:
         chosen = Resources().choose(XL, TRAINING, 0, None)

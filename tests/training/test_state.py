@@ -87,10 +87,10 @@ def test_meters_count_good_and_bad_steps() -> None:
     for loss, finite in ((0.5, 1.0), (float("nan"), 0.0), (float("inf"), 0.0), (1.5, 1.0), (float("nan"), 0.0)):
         meters.add(torch.tensor(loss), torch.tensor(finite))
     counts = meters.read()
-    assert (counts.loss, counts.steps, counts.skipped, counts.in_a_row) == (1.0, 2, 3, 1)
+    assert (counts.loss, counts.steps, counts.skipped, counts.longest_row) == (1.0, 2, 3, 2)
     meters.begin_row()
     counts = meters.read()
-    assert (counts.loss, counts.steps, counts.skipped, counts.in_a_row) == (None, 0, 3, 1)
+    assert (counts.loss, counts.steps, counts.skipped, counts.longest_row) == (None, 0, 3, 2)
     assert meters.glance() == counts
 
 

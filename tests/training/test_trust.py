@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.islands.learning import ExpertLearner
 from atoll.models import fused
 from atoll.training.execution import Execution
-from atoll.training.trust import disagreements, trust_if_right
+from atoll.training.trust import disagreements, trusted_kernels
 from tiny_orders import tiny_learner, tiny_order
 
 
@@ -78,20 +78,40 @@ def test_wrong_kernels_are_found(learner: ExpertLearner, monkeypatch: pytest.Mon
     assert any("gradient" in name for name in found)
 
 
-def test_what_is_right_is_switched_on_and_what_is_wrong_is_said(
-    learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OnACard:
-        """The same learner; its network says that it is on a CUDA device."""
+class OnACard:
+    """A learner whose network says that it is on a CUDA device."""
 
-        network = type("N", (), {"parameters": lambda self: iter([type("P", (), {"device": torch.device("cuda")})])})()
+    class network:
+        @staticmethod
+        def parameters() -> Iterator[Tensor]:
+            return iter([type("P", (), {"device": torch.device("cuda")})()])
 
+
+def test_what_is_right_is_on_while_it_is_needed(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {})
-    assert trust_if_right(OnACard(), learner.order.training, Execution()) is None  # type: ignore[arg-type]
-    assert fused.Switch.on
+    with trusted_kernels(OnACard(), learner.order.training, Execution()) as doubt:  # type: ignore[arg-type]
+        assert doubt is None
+        assert fused.Switch.on
+    assert not fused.Switch.on, "whoever samples in this process later has not asked"
+
+
+def test_what_is_wrong_is_off_and_said(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {"the answer": 0.31, "a": float("nan")})
-    note = trust_if_right(OnACard(), learner.order.training, Execution())  # type: ignore[arg-type]
-    assert note == "the fused kernels are 31% off on this card in the answer: computing without them, and slower"
+    with trusted_kernels(OnACard(), learner.order.training, Execution()) as doubt:  # type: ignore[arg-type]
+        assert doubt == "the fused kernels are 31% off on this card in the answer: computing without them, and slower"
+        assert not fused.Switch.on
+
+
+def test_a_kernel_that_cannot_run_is_a_wrong_one(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(*_: object) -> Tensor:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(fused, "gated_add", cannot)
+    assert wrong(learner) == {"all of it (RuntimeError)": 1.0}
     assert not fused.Switch.on
-    assert not fused.available(torch.zeros(1))
-    assert trust_if_right(learner, learner.order.training, Execution()) is None, "a CPU has nothing to distrust"
+
+
+def test_a_cpu_has_nothing_to_distrust(learner: ExpertLearner) -> None:
+    with trusted_kernels(learner, learner.order.training, Execution()) as doubt:
+        assert doubt is None
+        assert not fused.Switch.on

@@ -14,8 +14,10 @@ from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..training.resources import Resources, parse_memory
 from .bars import console
-from .settings import read_settings
+from .settings import parse_overrides, read_settings
 from .watching import say, watching
+
+HOW = "execution."  # settings of how it is computed, which a plan has none of
 
 
 def router(
@@ -23,7 +25,9 @@ def router(
     out: Annotated[str | None, typer.Option(help="Folder for the router; default: RUN/router")] = None,
     blind: Annotated[bool, typer.Option(help="Let it see the noisy latent and the time only, not the prompt")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
-    overrides: Annotated[list[str], typer.Option("--set", help="Change a setting: training.images=200000")] = [],  # noqa: B006
+    overrides: Annotated[
+        list[str], typer.Option("--set", help="training.images=200000; how to compute: execution.precision=float32")
+    ] = [],  # noqa: B006
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
     memory: Annotated[
         str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB; default: what is free")
@@ -47,7 +51,9 @@ def router(
     """
     place = Store.at(run)
     data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
-    plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=overrides)
+    how = [text.removeprefix(HOW) for text in overrides if text.startswith(HOW)]
+    what = [text for text in overrides if not text.startswith(HOW)]
+    plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=what)
     folder = Store.at(out) if out else place.child("router")
     if not folder.is_local:
         raise UserError(f"--out: a router is trained in a local folder; give one with --out and copy it to {run}")
@@ -58,7 +64,7 @@ def router(
             partition,
             folder.path,
             plan,
-            resources=Resources(device, None if memory is None else parse_memory(memory)),
+            resources=Resources(device, None if memory is None else parse_memory(memory), parse_overrides(how)),
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )

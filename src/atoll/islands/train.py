@@ -15,7 +15,7 @@ from ..data.shards import ResidentSamples, ShardSet
 from ..models.accounting import account
 from ..models.dit import DiT
 from ..training.checkpoints import saved_execution
-from ..training.execution import open_device
+from ..training.execution import device_name, open_device
 from ..training.loop import Progress, Watch, averaged, fit
 from ..training.resources import Resources
 from ..training.seeds import seed_from
@@ -67,8 +67,8 @@ def train(
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         if choice.said is not None:
             log(Progress(0, training.images, note=f"computing: {choice.said}"))
-        learner = expert_learner(order, shards, grown_from, choice.execution.device)
         device = open_device(choice.execution)
+        learner = expert_learner(order, shards, grown_from, str(device))
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(shards["train"], device)
         if leads:
@@ -133,10 +133,6 @@ def fetch(root: Store, path: str, sha256: str) -> Path:
     found = loose if loose.is_file() and not at_path.is_file() else at_path
     verify_file(found, sha256)
     return found
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 class Silence:

@@ -36,6 +36,7 @@ class Cost:
 
     def activation_bytes(self, micro_batch: int, *, recomputed_blocks: int = 0, value_bytes: int = BFLOAT16) -> int:
         """Kept for the backward pass of one micro-batch; one recomputed block at a time is rebuilt whole."""
+        recomputed_blocks = min(recomputed_blocks, self.depth)
         whole = self.depth - recomputed_blocks + (1 if recomputed_blocks else 0)
         values = whole * self.block_values + recomputed_blocks * self.block_input_values + self.other_values
         return micro_batch * value_bytes * values

@@ -55,10 +55,21 @@ def write_router(
     *,
     config: Mapping[str, Any],
     parents: Mapping[str, str],
+    provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Write the files of a router into `folder` and seal it."""
     texts = {"router.json": card.model_dump_json(indent=2).encode() + b"\n", **extra}
-    return write_result(folder, KIND, weights, texts, metrics, config=config, parents=parents, licence=card.licence)
+    return write_result(
+        folder,
+        KIND,
+        weights,
+        texts,
+        metrics,
+        config=config,
+        parents=parents,
+        licence=card.licence,
+        provenance=provenance,
+    )
 
 
 def load_router(place: str | Path | Store, device: torch.device | str = "cpu") -> TrainedRouter:

@@ -14,7 +14,7 @@ from ..data.space import LatentSpace, text_space
 from ..models.accounting import account
 from ..models.router import Router, RouterConfig
 from ..training.checkpoints import saved_execution
-from ..training.execution import open_device
+from ..training.execution import device_name, open_device
 from ..training.loop import Progress, Watch, averaged, fit
 from ..training.recipe import Training
 from ..training.resources import Resources
@@ -66,10 +66,10 @@ def train_router(
         choice = resources.choose(cost, plan.training, clustered.shards.nbytes(), saved_execution(out / "state"))
         if choice.said is not None and watch is not None:
             watch(Progress(0, plan.training.images, note=f"computing: {choice.said}"))
-        clustered.shards.text_device = choice.execution.device
+        device = open_device(choice.execution)
+        clustered.shards.text_device = str(device)
         torch.manual_seed(seed_from(plan.training.seed, "weights"))
         learner = RouterLearner(Router(plan.network), plan.training, clustered, clustered.shards)
-        device = open_device(choice.execution)
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(clustered.shards, device)
         fitted = fit(
@@ -87,6 +87,9 @@ def train_router(
             table = learner.accuracy_over_time(fitted.execution, plan.accuracy_times)
         extra = {"accuracy.json": canonical_json(table)}
         weights = fitted.state.averaged_weights()
-        artifact = write_router(out, weights, card, fitted.rows, extra, config=config, parents=parents)
+        provenance = {"execution": fitted.execution.model_dump(), "device": device_name(device)}
+        artifact = write_router(
+            out, weights, card, fitted.rows, extra, config=config, parents=parents, provenance=provenance
+        )
         shutil.rmtree(out / "state", ignore_errors=True)
     return artifact

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from .packing import pinned_bytes, unpin
+
 ALIGNMENT = 128  # values: compiled kernels read aligned rows, and a copy would be made of others
 
 
@@ -93,7 +95,7 @@ class HostAverage(WeightAverage):
     def __init__(self, module: nn.Module, half_life_images: int, ramp: float = 0.1) -> None:
         super().__init__(module, half_life_images, ramp)
         cuda = self._weights.device.type == "cuda"
-        self._landing = torch.empty_like(self._average, pin_memory=cuda)
+        self._landing = pinned_bytes(self._average.nbytes, self._weights.device).view(torch.float32)
         self._stream = torch.cuda.Stream(self._weights.device) if cuda else None
         self._copied: torch.cuda.Event | None = None
         self._thread: threading.Thread | None = None
@@ -130,6 +132,7 @@ class HostAverage(WeightAverage):
 
     def close(self) -> None:
         self.settle()
+        unpin(self._landing)
 
     def _take_in(self, weight: Tensor) -> None:
         if self._copied is not None:

@@ -28,9 +28,8 @@ from torch import Tensor
 from ..artifacts import UserError, differences, explain, raise_if_disk_full, remove_unfinished, write_atomic
 from ..artifacts.store import fsync_path
 from .execution import Execution
-from .packing import Layout
+from .packing import Layout, pinned_bytes, unpin
 from .state import TrainingState
-from .stopping import StopRequested
 
 _NAME = re.compile(r"^(\d{12})\.safetensors$")
 _UNFINISHED = re.compile(r"^\.\d{12}\.writing$")
@@ -91,11 +90,11 @@ class Checkpoints:
         return self._seconds if self._seconds is not None else max(SHORTEST_INTERVAL, size / DISK_RATE)
 
     def keep(self, state: TrainingState, ledger: Ledger, stopping: bool) -> None:
-        """Called after every step: begin to save when it is time, or save and leave when told to stop."""
+        """Called after every step: begin to save when it is time, or save and wait for it when told to stop."""
         if stopping:
             self.save(state, ledger)
             self.finish()
-            raise StopRequested(f"stopped and saved after {state.images:,} images; run the same command to go on")
+            return
         writing = any(thread is not None and thread.is_alive() for thread in (self._writer, self._preparing))
         size = 0 if self._host is None else self._host[0].size
         if not writing and time.monotonic() - self._saved_at >= self.interval(size):
@@ -113,7 +112,12 @@ class Checkpoints:
         device = next(state.network.parameters()).device
 
         def take() -> None:
-            self._host = layout, pinned_bytes(layout.size, device)
+            try:
+                self._host = layout, pinned_bytes(layout.size, device)
+            except (RuntimeError, MemoryError) as error:
+                needed = f"{layout.size / 2**30:.1f} GiB of this machine's memory"
+                self._failure = UserError(f"a checkpoint needs {needed}, and they are not to be had; free some")
+                self._failure.__cause__ = error
 
         self._preparing = threading.Thread(target=take, name="atoll-pinning")
         self._preparing.start()
@@ -122,8 +126,8 @@ class Checkpoints:
         """Copy the state as it is now and let a thread write it; returns when the copy is under way."""
         self.finish()
         self.prepare(state)
-        self._prepared()
-        assert self._host is not None, "the memory for a checkpoint could not be had"
+        self.finish()
+        assert self._host is not None
         layout, buffer = self._host
         copies = layout.views(buffer)
         copied = copy_out(state, copies)
@@ -216,17 +220,3 @@ def copy_out(state: TrainingState, copies: dict[str, Tensor]) -> torch.cuda.Even
             copies[name].copy_(value, non_blocking=True)
         state.copied = stream.record_event()
     return state.copied
-
-
-def pinned_bytes(size: int, device: torch.device) -> Tensor:
-    """Host memory uint8 [size], pinned for a CUDA device; torch's own pinning would round up to a power of two."""
-    buffer = torch.empty(size, dtype=torch.uint8)
-    if device.type == "cuda":
-        code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
-        assert int(code) == 0, f"cudaHostRegister of {size} bytes failed with {code}"
-    return buffer
-
-
-def unpin(buffer: Tensor) -> None:
-    if buffer.is_pinned():
-        torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

@@ -89,3 +89,8 @@ def autocast(execution: Execution) -> AbstractContextManager[None]:
     """bfloat16 for the network's activations and matrix products if the execution says so; losses stay float32."""
     enabled = execution.precision == "bfloat16"
     return torch.autocast(torch.device(execution.device).type, torch.bfloat16, enabled=enabled)
+
+
+def device_name(device: torch.device) -> str:
+    """What provenance says of a device: a GPU's name, or its kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..models.accounting import Cost
 from .execution import Execution
 from .machines import Gpu
-from .memory import Fit, fits, footprint, images_per_s
+from .memory import Fit, fits
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,6 @@ def alternatives(cost: Cost, machine: Gpu, batch: int, chosen: Execution, eight_
         if getattr(chosen, name) == value:
             continue
         execution = chosen.model_copy(update={name: value})
-        memory, speed = footprint(cost, execution, batch), images_per_s(cost, machine, execution, batch)
-        fit = Fit(execution, round(memory, 2), round(speed, 2))
-        yield Alternative(f"{name}={value}", fit)
+        if execution.average == "host" and execution.compiling == "graph":  # as `train` would choose with it
+            execution = execution.model_copy(update={"compiling": "blocks"})
+        yield Alternative(f"{name}={value}", Fit.of(cost, machine, execution, batch))

@@ -22,10 +22,10 @@ from .feed import Feed
 from .packing import Batch
 from .recipe import Training
 from .state import Counts, TrainingState
-from .step import FORGETTING, RATE, Learner, Step, eager
+from .step import EAGER_STEPS, FORGETTING, RATE, Learner, Step, eager
 from .stopping import StopRequested, StopSignal
 from .team import Team, gathered
-from .trust import trust_if_right
+from .trust import trusted_kernels
 
 REPORTS = 40  # rows of metrics in a run
 MOST_SKIPPED = 5  # steps in a row that were not finite before a run is given up
@@ -89,31 +89,37 @@ def fit(
             checkpoints.begin(identity, whose)
             save_execution(folder, execution)
         execution = team.told(execution)  # others may have found another amount of free memory
-        if (note := trust_if_right(learner, training, execution)) is not None and team.leads:
-            watch(Progress(0, training.images, note=note))
-        state = TrainingState(learner.network, training, execution)
-        ledger = checkpoints.restore(state)
-        session = Session(learner, training, checkpoints, stop, team, watch)
-        while not finishes(session, execution, state, ledger):
-            free_memory()
-            less = None if team.size > 1 else smaller(execution)
-            if less is None:
-                raise UserError(
-                    f"out of memory on {device} after {state.images:,} images, and nothing smaller is left to "
-                    "try: use a smaller network, another card, or --device cpu"
-                )
-            note = f"out of memory; going on with {changes(execution, less)}"
-            watch(Progress(state.images, training.images, note=note))
-            execution = less
-            save_execution(folder, execution)
-            held, images = taken_out(state), state.images
-            del state
-            free_memory()
+        with trusted_kernels(learner, training, execution) as doubt:
+            if doubt is not None and team.leads:
+                watch(Progress(0, training.images, note=doubt))
             state = TrainingState(learner.network, training, execution)
-            if held is not None:
-                state.restore(held, images)
-            else:
-                ledger = last_saved(checkpoints, state)
+            ledger = checkpoints.restore(state)
+            session = Session(learner, training, checkpoints, stop, team, watch)
+            while not finishes(session, execution, state, ledger):
+                free_memory()
+                if team.size > 1:
+                    raise UserError(
+                        f"out of memory on {device} after {state.images:,} images: run the same command with a smaller "
+                        "--memory or --set micro_batch, and the team goes on from its last checkpoint"
+                    )
+                less = smaller(execution)
+                if less is None:
+                    raise UserError(
+                        f"out of memory on {device} after {state.images:,} images, and nothing smaller is left to "
+                        "try: use a smaller network, another card, or --device cpu"
+                    )
+                note = f"out of memory; going on with {changes(execution, less)}"
+                watch(Progress(state.images, training.images, note=note))
+                execution = less
+                save_execution(folder, execution)
+                held, images = taken_out(state), state.images
+                del state
+                free_memory()
+                state = TrainingState(learner.network, training, execution)
+                if held is not None:
+                    state.restore(held, images)
+                else:
+                    ledger = last_saved(checkpoints, state)
         state.average.settle()
         return Fitted(state, ledger.rows, execution, team.leads)
 
@@ -138,9 +144,20 @@ def finishes(session: Session, execution: Execution, state: TrainingState, ledge
     """
     try:
         run(session, execution, state, ledger)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if type(error).__module__.startswith("torch._dynamo"):
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"compiling failed ({reason[:160]}); use --set compiling=none") from error
+        if not out_of_memory(error):
+            raise
         return False
     return True
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had no room: torch says so in its own type, its libraries and graphs in words."""
+    words = ("out of memory", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def run(session: Session, execution: Execution, state: TrainingState, ledger: Ledger) -> None:
@@ -187,7 +204,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
 
         if report_due(state.images, size, training.images):
             report()
-        elif clock.glance_due():
+        elif device.type == "cpu" or clock.glance_due():  # on a CPU, whether a run ends must not depend on the clock
             seen = state.meters.glance() or seen
         give_up_if_lost(seen, state.images)
         if team.leads:
@@ -196,8 +213,9 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
             rate = clock.rate(state.images)
             session.watch(Progress(state.images, training.images, rate, loss, yardstick, skipped))
             session.checkpoints.keep(state, ledger, stopping)
-        elif stopping:
-            raise StopRequested("stopped together with the first process, which saved")
+        if stopping:
+            team.wait()  # for the first to have written it
+            raise StopRequested(f"stopped and saved after {state.images:,} images; run the same command to go on")
 
 
 @contextmanager
@@ -209,10 +227,10 @@ def averaged(state: TrainingState) -> Iterator[None]:
 
 def give_up_if_lost(seen: Counts | None, images: int) -> None:
     """End a run whose last steps were all without effect, and say why."""
-    if seen is not None and seen.in_a_row >= MOST_SKIPPED:
+    if seen is not None and seen.longest_row >= MOST_SKIPPED:
         raise UserError(
-            f"the loss or gradient of the last {seen.in_a_row} steps was not finite, after {images:,} images; nothing "
-            "was updated by them: lower training.learning_rate in the order, or compute with --set precision=float32"
+            f"the loss or gradient of {seen.longest_row} steps in a row was not finite, after {images:,} images; "
+            "nothing was updated by them: lower training.learning_rate, or compute with precision=float32"
         )
 
 
@@ -261,9 +279,9 @@ def report_due(images: int, batch: int, total: int, reports: int = REPORTS) -> b
 
 
 class Clock:
-    """Wall time since a run began or went on; its first steps, in which kernels are compiled, do not count."""
+    """Wall time since a run began or went on; its first steps, in which all is compiled and recorded, do not count."""
 
-    def __init__(self, images: int, settle: int = 3) -> None:
+    def __init__(self, images: int, settle: int = EAGER_STEPS + 1) -> None:
         self._steps, self._settle = 0, settle
         self._start = time.monotonic(), images
         self._glanced = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def bandwidth_for(tflops: float) -> float:
 
 
 def this_gpu(device: torch.device, memory: float | None = None) -> Gpu:
-    """A CUDA device as it is now: its free memory (or `memory`, GiB) and its rates, measured in a tenth of a second.
+    """A CUDA device as it is now: free memory (at most `memory`, GiB) and rates, measured in a tenth of a second.
 
     Rates are stated as a data sheet would, so that the same shares apply to both.
     """
@@ -57,7 +58,7 @@ def this_gpu(device: torch.device, memory: float | None = None) -> Gpu:
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     gpu = Gpu(
-        memory=(free + held) / GIB if memory is None else memory,
+        memory=min(memory or math.inf, (free + held) / GIB),
         tflops=product_rate(device, torch.bfloat16 if bfloat16 else torch.float32) / MEASURED_SHARE[0] / 1e12,
         bandwidth=copy_rate(device) / MEASURED_SHARE[1] / 1e9,
         bfloat16=bfloat16,

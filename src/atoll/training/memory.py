@@ -13,9 +13,12 @@ an H200.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
 
 from ..models.accounting import BFLOAT16, FLOAT32, Cost
 from .execution import Execution
@@ -34,8 +37,8 @@ ACCUMULATED_BYTES = 26.0  # moved per weight and micro-batch: narrow copies, gra
 UPDATED_BYTES = 50.0  # moved per weight and step: norm, moments, weights, average
 GAP_SECONDS = 0.12e-3  # per block and micro-batch: some sixty kernels, each begun after the one before has ended
 HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting them, where they are not a graph
-EIGHT_BIT_SHARE = 0.98  # of the speed, and of our preference: float32 where it costs nothing
-HOST_AVERAGE_SHARE = 0.9
+EIGHT_BIT_SHARE = 0.98  # of the speed that is left with moments in eight bits
+HOST_AVERAGE_SHARE = 0.9  # and with the average on the host; a guess
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Fit:
     execution: Execution
     memory_gib: float
     images_per_s: float
+
+    @staticmethod
+    def of(cost: Cost, machine: Gpu, execution: Execution, batch: int, samples: int = 0) -> Fit:
+        memory, speed = footprint(cost, execution, batch, samples), images_per_s(cost, machine, execution, batch)
+        return Fit(execution, round(memory, 2), round(speed, 2))
 
     def sentence(self, memory: float, images: int) -> str:
         """One line for people: what was chosen, GiB of GiB, images/s, hours."""
@@ -56,7 +64,7 @@ class Fit:
 
 
 def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) -> float:
-    """GiB of device memory that training takes; `samples` bytes of data lie there too."""
+    """GiB of device memory that training takes; `samples` is the bytes of its data, wherever they lie."""
     narrow = execution.precision == "bfloat16"
     moments = 2 * (FLOAT32 if execution.moments == "float32" else EIGHT_BIT)
     per_weight = 2 * FLOAT32 + moments + (FLOAT32 if execution.average == "device" else 0)
@@ -65,7 +73,8 @@ def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) ->
     micro_batch = execution.micro_batch or batch
     kept = cost.activation_bytes(micro_batch, recomputed_blocks=execution.recomputed_blocks, value_bytes=value_bytes)
     aside = micro_batch * value_bytes * cost.block_values / 2  # gradients on their way through one block
-    used = per_weight * cost.parameters + KEPT_SHARE * (kept + aside) + samples + RESERVE
+    used = per_weight * cost.parameters + KEPT_SHARE * (kept + aside) + RESERVE
+    used += samples if execution.samples == "device" else 0
     in_turns = micro_batch < batch or execution.recomputed_blocks > 0
     return used * (SCATTERED if in_turns else 1.0) / GIB
 
@@ -84,70 +93,84 @@ def images_per_s(cost: Cost, machine: Gpu, execution: Execution, batch: int) -> 
     device = batch * (arithmetic + moved) * (1.0 + again) + GAP_SECONDS * cost.depth * passes
     device += cost.parameters * (passes * ACCUMULATED_BYTES + UPDATED_BYTES) / bandwidth
     host = 0.0 if execution.compiling == "graph" else HOST_SECONDS * cost.depth * passes
-    return batch / max(device, host)
+    share = EIGHT_BIT_SHARE if execution.moments == "8-bit" else 1.0
+    share *= HOST_AVERAGE_SHARE if execution.average == "host" else 1.0
+    return share * batch / max(device, host)
 
 
-def options(cost: Cost, machine: Gpu, batch: int, device: str, eight_bit: bool) -> Iterator[Execution]:
-    """Every execution worth a thought on a CUDA card."""
-    precision = "bfloat16" if machine.bfloat16 else "float32"
-    quarters = sorted({round(cost.depth * quarter / 8) for quarter in range(9)})
-    for micro_batch in divisors(batch):
-        for recomputed in quarters:
-            for moments in ("float32", "8-bit") if eight_bit else ("float32",):
-                for average in ("device", "host"):
-                    yield Execution.model_validate(
-                        {
-                            "device": device,
-                            "precision": precision,
-                            "micro_batch": micro_batch,
-                            "recomputed_blocks": recomputed,
-                            "moments": moments,
-                            "average": average,
-                            # an average on the host is taken in by a thread, which a graph cannot start
-                            "compiling": "graph" if average == "device" else "blocks",
-                        }
-                    )
+def options(
+    cost: Cost, machine: Gpu, batch: int, device: str, eight_bit: bool, insisted: Mapping[str, Any]
+) -> Iterator[Execution]:
+    """Every execution worth a thought on a CUDA card that has the settings which are `insisted` on."""
+    worth: dict[str, Sequence[Any]] = {
+        "micro_batch": divisors(batch),
+        "recomputed_blocks": sorted({round(cost.depth * eighths / 8) for eighths in range(9)}),
+        "moments": ("float32", "8-bit") if eight_bit else ("float32",),
+        "average": ("device", "host"),
+    }
+    worth |= {name: (value,) for name, value in insisted.items() if name in worth}
+    for choice in itertools.product(*worth.values()):
+        settings = dict(zip(worth, choice, strict=True))
+        yield Execution.model_validate(
+            {
+                "device": device,
+                "precision": "bfloat16" if machine.bfloat16 else "float32",
+                # an average on the host is taken in by a thread, which a graph cannot start
+                "compiling": "graph" if settings["average"] == "device" else "blocks",
+                **settings,
+                **insisted,
+            }
+        )
 
 
 def fits(
-    cost: Cost, machine: Gpu, batch: int, *, device: str = "cuda", samples: int = 0, eight_bit: bool | None = None
+    cost: Cost,
+    machine: Gpu,
+    batch: int,
+    *,
+    device: str = "cuda",
+    samples: int = 0,
+    eight_bit: bool | None = None,
+    insisted: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Fit]:
     """All executions that fit, the best first.
 
     `samples` bytes of data lie there too if a tenth of the card is enough, unless nothing fits beside them.
     `eight_bit`: whether moments may be stored so; None: if torchao is installed here.
+    `insisted`: settings of an execution that are not to be chosen.
     """
     eight_bit = find_spec("torchao") is not None if eight_bit is None else eight_bit
-    resident = 0 < samples <= 0.1 * machine.memory * GIB
+    if 0 < samples <= 0.1 * machine.memory * GIB and "samples" not in insisted:
+        beside = {**insisted, "samples": "device"}
+        found = fits(cost, machine, batch, device=device, samples=samples, eight_bit=eight_bit, insisted=beside)
+        if found:
+            return found
     found = []
-    for execution in options(cost, machine, batch, device, eight_bit):
-        if resident:
-            execution = execution.model_copy(update={"samples": "device"})
-        memory = footprint(cost, execution, batch, samples if resident else 0)
+    for execution in options(cost, machine, batch, device, eight_bit, insisted):
+        memory = footprint(cost, execution, batch, samples)
         if memory <= USABLE * machine.memory:
-            found.append(Fit(execution, round(memory, 2), round(images_per_s(cost, machine, execution, batch), 2)))
-    if resident and not found:
-        return fits(cost, machine, batch, device=device, eight_bit=eight_bit)
+            found.append(Fit.of(cost, machine, execution, batch, samples))
     return sorted(found, key=lambda fit: (-preference(fit), fit.memory_gib))
 
 
 def preference(fit: Fit) -> float:
-    """Predicted speed, less what a departure from plain storage is held to cost."""
-    eight_bit = EIGHT_BIT_SHARE if fit.execution.moments == "8-bit" else 1.0
-    return fit.images_per_s * eight_bit * (HOST_AVERAGE_SHARE if fit.execution.average == "host" else 1.0)
+    """Predicted speed; where it is all the same, plain storage."""
+    plain = (fit.execution.moments == "float32") + (fit.execution.average == "device")
+    return fit.images_per_s * (1.0 + 0.005 * plain)
 
 
 def next_smaller(cost: Cost, machine: Gpu, batch: int, now: Execution, samples: int = 0) -> Execution | None:
-    """What to go on with after memory ran out under `now`: the best that is predicted to need a seventh less."""
+    """What to go on with after memory ran out under `now`: the best that is predicted to need a seventh less.
 
-    def needed(execution: Execution) -> float:
-        return footprint(cost, execution, batch, samples if execution.samples == "device" else 0)
-
-    kept = {"precision": now.precision, "threads": now.threads}
-    for fit in fits(cost, machine, batch, device=now.device, samples=samples):
-        smaller = fit.execution.model_copy(update=kept)
-        if needed(smaller) <= needed(now) * 6 / 7:  # asked again: what is kept may need more than what was found
-            return smaller
+    What has nothing to do with memory stays as it is, and so does where the samples lie.
+    """
+    kept = {name: getattr(now, name) for name in ("precision", "threads", "samples")}
+    if now.compiling == "none":
+        kept["compiling"] = "none"
+    limit = footprint(cost, now, batch, samples) * 6 / 7
+    for fit in fits(cost, machine, batch, device=now.device, samples=samples, insisted=kept):
+        if fit.memory_gib <= limit:
+            return fit.execution
     return None
 
 

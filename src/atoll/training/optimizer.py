@@ -34,14 +34,20 @@ def adamw(module: nn.Module, training: Training, execution: Execution) -> Guarde
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """torch's fused AdamW; `rate` is a scalar on the device, so that a replayed graph sees it change."""
+    """torch's fused AdamW; `rate` is a scalar on the device, so that a replayed graph sees it change.
+
+    Apple's fused kernels take no notice of the two scalars (torch 2.11), so there, with `fused` False, the host does.
+    """
 
     grad_scale: Tensor
     found_inf: Tensor
 
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], rate: Tensor) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], betas: tuple[float, float], rate: Tensor, fused: bool | None = None
+    ) -> None:
+        self._fused = rate.device.type != "mps" if fused is None else fused
         graphs = rate.device.type == "cuda"
-        super().__init__(groups, lr=rate, betas=betas, eps=EPS, fused=True, capturable=graphs)
+        super().__init__(groups, lr=rate, betas=betas, eps=EPS, fused=self._fused, capturable=graphs)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {
@@ -49,6 +55,20 @@ class GuardedAdamW(torch.optim.AdamW):
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None, "the loop computes gradients itself"
+        if not self._fused:
+            # torch refuses the scalars where it does not use them, so they are taken away
+            scale, skip = self.__dict__.pop("grad_scale"), self.__dict__.pop("found_inf")
+            if bool(skip > 0):
+                return
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
+        super().step()
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The state of one parameter, by torch's names."""

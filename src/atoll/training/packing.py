@@ -31,3 +31,19 @@ class Layout:
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The tensors as they lie in a buffer uint8 [size]."""
         return {name: buffer[start:end].view(dtype).view(shape) for name, dtype, shape, start, end in self.places}
+
+
+def pinned_bytes(size: int, device: torch.device) -> Tensor:
+    """Host memory uint8 [size] to copy from a device into, pinned for CUDA if the system lets us.
+
+    Not by torch, which rounds up to a power of two: of gigabytes, that is too much.
+    """
+    buffer = torch.empty(size, dtype=torch.uint8)
+    if device.type == "cuda":
+        torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)  # refused: copies are slower, and as good
+    return buffer
+
+
+def unpin(buffer: Tensor) -> None:
+    if buffer.is_pinned():
+        torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

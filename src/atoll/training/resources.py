@@ -16,7 +16,7 @@ from .execution import Execution, named_or_best
 from .machines import Gpu, reachable, this_gpu
 from .memory import fits, next_smaller
 from .recipe import Training
-from .team import placed_on
+from .team import placed_on, team_size
 
 
 @dataclass(frozen=True)
@@ -27,39 +27,58 @@ class Resources:
     memory: float | None = None  # GiB of a GPU's memory to stay within; None: what is free
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Execution that are insisted on
 
+    @property
+    def wanted_device(self) -> str | None:
+        """By --device, or by --set device=...; None: whatever is best."""
+        wanted = self.settings.get("device", self.device)
+        return None if wanted is None else str(wanted)
+
     def check(self) -> None:
         """Refuse what cannot be, before anything is written."""
-        if self.device is not None and not usable(self.device):
-            raise UserError(f"--device {self.device}: this machine has none; use cpu")
+        if self.wanted_device is not None and not usable(self.wanted_device):
+            raise UserError(f"--device {self.wanted_device}: this machine has none; use cpu")
         self._insisted(Execution())
 
     def choose(self, cost: Cost, training: Training, samples: int, saved: Execution | None) -> Choice:
         """The execution for a network of this cost; `samples` is the bytes of its data, `saved` what it had so far."""
-        if saved is not None and self.memory is None and self.device in (None, saved.device) and usable(saved.device):
+        wanted = self.wanted_device
+        if saved is not None and self.memory is None and wanted in (None, saved.device) and usable(saved.device):
             execution = self._insisted(saved)
             return Choice(execution, cost, training, samples, said="as before" if execution == saved else "as asked")
-        device = named_or_best(self.device or (saved.device if saved is not None and usable(saved.device) else None))
+        device = named_or_best(wanted or (saved.device if saved is not None and usable(saved.device) else None))
         kind = kind_of(device)
         if kind == "cuda" and usable(device):
-            machine = this_gpu(torch.device(placed_on(device)), self.memory)
-            found = fits(cost, machine, training.batch, device=device, samples=samples)
-            if not found:
-                raise UserError(
-                    f"--memory {machine.memory:.1f}GiB: nothing makes {cost.parameters / 1e6:,.0f}M weights fit; "
-                    "use a larger card, a smaller network, or --device cpu"
-                )
-            execution = self._insisted(found[0].execution)
-            said = found[0].sentence(machine.memory, training.images) if execution == found[0].execution else "as asked"
-            return Choice(execution, cost, training, samples, machine, said)
+            return self._best_on(device, cost, training, samples)
         if self.memory is not None:
             raise UserError(f"--memory: means a CUDA card's memory, and {device} is none; leave it out")
         before = saved if saved is not None and torch.device(saved.device).type == kind else Execution(device=device)
         execution = self._insisted(before.model_copy(update={"device": device}))
         return Choice(execution, cost, training, samples)
 
+    def _best_on(self, device: str, cost: Cost, training: Training, samples: int) -> Choice:
+        """The fastest that fits on a CUDA card with what is insisted on; every process of a team has its share."""
+        self._insisted(Execution())
+        machine = this_gpu(torch.device(placed_on(device)), self.memory)
+        processes = team_size()
+        rows = -(-training.batch // processes)
+        insisted = {name: value for name, value in self.settings.items() if name != "device"}
+        found = fits(cost, machine, rows, device=device, samples=samples, insisted=insisted)
+        if not found:
+            limit = f"--memory {self.memory:g}GB" if self.memory is not None else f"{machine.memory:.1f} GiB free"
+            asked = "".join(f" --set {name}={value}" for name, value in insisted.items())
+            raise UserError(
+                f"{limit}{asked}: nothing makes {cost.parameters / 1e6:,.0f}M weights fit; use a larger card, "
+                "a smaller network, fewer settings, or --device cpu"
+            )
+        said = found[0].sentence(machine.memory, -(-training.images // processes))
+        return Choice(found[0].execution, cost, training, samples, machine, said)
+
     def _insisted(self, execution: Execution) -> Execution:
+        settings = dict(self.settings)
+        if settings.get("average") == "host" and execution.compiling == "graph":
+            settings.setdefault("compiling", "blocks")  # a graph cannot start the thread that takes it in
         try:
-            return Execution.model_validate({**execution.model_dump(), **self.settings})
+            return Execution.model_validate({**execution.model_dump(), **settings})
         except ValidationError as error:
             known = ", ".join(Execution.model_fields)
             raise UserError(f"--set: {explain(error)}; what can be set is {known}") from error

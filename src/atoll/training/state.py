@@ -21,7 +21,7 @@ class Counts:
     loss_sum: float
     steps: int  # since the last report
     skipped: int  # steps that were not finite and changed nothing, in all
-    in_a_row: int  # of them, since the last good one
+    longest_row: int  # of them, the most that came one after another
 
     @property
     def loss(self) -> float | None:
@@ -33,7 +33,7 @@ class Meters:
     """Counters on the device: a step adds to them without the host looking on."""
 
     def __init__(self, device: torch.device) -> None:
-        self.values = torch.zeros(4, dtype=wide_dtype(device), device=device)
+        self.values = torch.zeros(5, dtype=wide_dtype(device), device=device)
         self._landing = torch.empty_like(self.values, device="cpu", pin_memory=device.type == "cuda")
         self._landed: torch.cuda.Event | None = None
 
@@ -43,7 +43,8 @@ class Meters:
         loss = torch.where(finite > 0, loss.to(self.values.dtype), 0.0)
         self.values[:2] += torch.stack([loss, good])
         self.values[2] += 1.0 - good
-        self.values[3] = (self.values[3] + 1.0) * (1.0 - good)
+        self.values[3] = (self.values[3] + 1.0) * (1.0 - good)  # bad ones since the last good one
+        self.values[4] = torch.maximum(self.values[4], self.values[3])
 
     def begin_row(self) -> None:
         self.values[:2] = 0.0
@@ -67,8 +68,8 @@ class Meters:
 
 
 def counts(values: Tensor) -> Counts:
-    loss_sum, steps, skipped, in_a_row = values.tolist()
-    return Counts(loss_sum, int(steps), int(skipped), int(in_a_row))
+    loss_sum, steps, skipped, _, longest_row = values.tolist()
+    return Counts(loss_sum, int(steps), int(skipped), int(longest_row))
 
 
 class TrainingState:

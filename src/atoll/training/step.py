@@ -106,9 +106,9 @@ class Step:
         clip = self._training.gradient_clip
         optimizer.found_inf = 1.0 - finite
         optimizer.grad_scale = torch.ones_like(norm) if clip is None else (norm / clip).clamp(min=1.0)
-        if not capturing(norm):
+        if not capturing(norm):  # recording a graph changes nothing yet
             state.before_update()
-        state.updating = True
+            state.updating = True
         optimizer.param_groups[0]["lr"].copy_(batch[RATE])  # one tensor, shared by all groups
         optimizer.step()
         state.average.update(batch[FORGETTING] * finite)

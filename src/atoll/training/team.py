@@ -85,6 +85,11 @@ class Team:
             distributed.barrier()
 
 
+def team_size() -> int:
+    """How many processes train together; known before the team is gathered."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def leads_its_team() -> bool:
     """Whether this process is the first of its team, or alone; known before the team is gathered."""
     return os.environ.get("RANK", "0") == "0"
@@ -99,7 +104,7 @@ def placed_on(device: str) -> str:
 @contextmanager
 def gathered(device: torch.device) -> Iterator[Team]:
     """The team this process belongs to, joined while inside."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if team_size() == 1:
         yield Team()
         return
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -8,6 +8,9 @@ gradients twice, with the kernels and by the plain formulas, and what disagrees 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +25,22 @@ WEIGHT_STD = 0.05  # of the noise on the weights: fresh networks have gates of z
 SLACK = 3.0, 0.02  # a kernel may be off by three times what the plain formula is, and by 2 % of a tensor's norm
 
 
-def trust_if_right(learner: Learner, training: Training, execution: Execution) -> str | None:
-    """Switch the fused kernels on if they agree with the plain formulas; a line for the user if they do not."""
-    fused.Switch.on = False
-    if next(learner.network.parameters()).device.type != "cuda":
-        return None
-    wrong = disagreements(learner, training, execution)
-    fused.Switch.on = not wrong
-    if not wrong:
-        return None
-    worst = max(wrong, key=lambda name: -1.0 if wrong[name] != wrong[name] else wrong[name])
+@contextmanager
+def trusted_kernels(learner: Learner, training: Training, execution: Execution) -> Iterator[str | None]:
+    """While inside, the fused kernels are on if they agree with the plain formulas; if not, a line for the user."""
+    wrong: dict[str, float] = {}
+    if next(learner.network.parameters()).device.type == "cuda":
+        wrong = disagreements(learner, training, execution)
+        fused.Switch.on = not wrong
+    try:
+        yield told(wrong) if wrong else None
+    finally:
+        fused.Switch.on = False
+
+
+def told(wrong: dict[str, float]) -> str:
+    """One line about what is wrong: the tensor that is furthest off, NaN being nearer than any number."""
+    worst = max(wrong, key=lambda name: -1.0 if math.isnan(wrong[name]) else wrong[name])
     return f"the fused kernels are {wrong[worst]:.0%} off on this card in {worst}: computing without them, and slower"
 
 
@@ -45,8 +54,14 @@ def disagreements(learner: Learner, training: Training, execution: Execution) ->
     fused.Switch.on = False
     truth, plain = answers(block, widened(inputs), precise), answers(block, inputs, execution)
     fused.Switch.on = True
-    ours = answers(block, inputs, execution)
-    fused.Switch.on = False
+    try:
+        ours = answers(block, inputs, execution)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001, whatever keeps a kernel from running, a training can do without it
+        return {f"all of it ({type(error).__name__})": 1.0}
+    finally:
+        fused.Switch.on = False
     wrong = {}
     for name, true in truth.items():
         mine, usual = ((found[name] - true).norm().item() / max(true.norm().item(), 1e-12) for found in (ours, plain))

@@ -2,7 +2,7 @@
 
 Counted, not measured: parameters on the meta device, FLOPs as 2 x (rows x inputs x outputs) of every matrix
 product (element-wise work is left out, as everywhere), activations as the tensors an eager backward pass
-keeps. A compiled step keeps fewer, so activations are an upper bound.
+keeps. A compiled step keeps somewhat fewer: training/memory.py has the share, and what else takes memory.
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ class Checkpoints:
         device = next(state.network.parameters()).device
 
         def take() -> None:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # a thread begins on the first card, and would take memory there
             try:
                 self._host = layout, pinned_bytes(layout.size, device)
             except (RuntimeError, MemoryError) as error:

@@ -2,7 +2,7 @@
 
 They were checked on one kind of card with one version of Triton. A kernel that is wrong elsewhere would not crash: it
 would train a worse expert. So one block of the network, with random weights, answers a few samples and takes their
-gradients twice, with the kernels and by the plain formulas, and what disagrees is not used.
+gradients with the kernels and by the plain formulas, both are compared with float32, and what is wrong is not used.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 def test_killed_at_random_moments_it_ends_with_the_digest_of_an_unbroken_run(tmp_path: Path, kills: int) -> None:
     """One process after the other in one folder, as a preempted machine would start them.
 
-    Moments are spread evenly over the time an unbroken run takes: some hit the imports, some the training, some the end.
+    Moments are spread evenly over the time of an unbroken run: some hit the imports, some the training, some the end.
     """
     order = tiny_order(tmp_path / "run", images=2048 + 5, batch=32)
     out = tmp_path / "expert"

@@ -22,7 +22,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 def test_killed_at_random_moments_it_ends_with_the_digest_of_an_unbroken_run(tmp_path: Path, kills: int) -> None:
     """One process after the other in one folder, as a preempted machine would start them.
 
-    Moments are spread evenly over the time of an unbroken run: some hit the imports, some the training, some the end.
+    Every other moment is any of an unbroken run's, so that imports and the end are hit too; the others come soon after
+    a checkpoint was written, so that training is.
     """
     order = tiny_order(tmp_path / "run", images=2048 + 5, batch=32)
     out = tmp_path / "expert"
@@ -39,8 +40,11 @@ def test_killed_at_random_moments_it_ends_with_the_digest_of_an_unbroken_run(tmp
     for attempt in range(4 * kills):
         if killed == kills:
             break
+        before = saved(out)
         process = subprocess.Popen(command, env=ENVIRONMENT)
-        time.sleep(duration * numbers.random())
+        while killed % 2 and process.poll() is None and saved(out) == before:
+            time.sleep(0.005)
+        time.sleep(duration * numbers.random() * (0.1 if killed % 2 else 1.0))
         process.kill()
         if process.wait() == -signal.SIGKILL:
             killed += 1
@@ -55,8 +59,12 @@ def test_killed_at_random_moments_it_ends_with_the_digest_of_an_unbroken_run(tmp
     assert "training" in stages, f"it was never killed while it trained, only here: {stages}"
 
 
+def saved(out: Path) -> set[Path]:
+    return set(out.glob("state/*.safetensors"))
+
+
 def stage(out: Path) -> str:
     """How far a killed process came."""
     if find(out) is not None:
         return "finished"
-    return "training" if list(out.glob("state/*.safetensors")) else "starting"
+    return "training" if saved(out) else "starting"

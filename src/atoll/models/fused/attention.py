@@ -75,7 +75,7 @@ ATTENTION_TILES = {
     "self": AttentionTile(rows=64, columns=64, warps=4, stages=2),
     "self_dq": AttentionTile(rows=64, columns=32, warps=4, stages=3),
     "self_dkv": AttentionTile(rows=32, columns=64, warps=4, stages=3),
-    "cross": AttentionTile(rows=64, columns=32, warps=4, stages=2),
+    "cross": AttentionTile(rows=64, columns=16, warps=4, stages=3),
     "cross_dq": AttentionTile(rows=64, columns=32, warps=4, stages=2),
     "cross_dkv": AttentionTile(rows=32, columns=64, warps=4, stages=3),
 }

@@ -57,8 +57,7 @@ def to_text(cross: CrossAttention, h: Tensor, text: Tensor, mask: Tensor | None)
     tokens, width = h.shape[1:]
     if cross.norm is not None or not attends(h, tokens, text.shape[1], width // cross.heads):
         return h, (cross(h, text, mask), None)
-    weights = cross.q.weight.to(h.dtype), cross.q.bias.detach().to(h.dtype)
-    h, q = _KeepAndMap.apply(h, *weights)  # type: ignore[no-untyped-call]
+    h, q = _KeepAndMap.apply(h, cross.q.weight, cross.q.bias.detach())  # type: ignore[no-untyped-call]
     q = q.unflatten(2, (cross.heads, -1))
     kv = held(cross.kv, text.to(h.dtype)).unflatten(2, (2, cross.heads, -1))
     mask = None if mask is None else mask.flatten(1)
@@ -69,8 +68,10 @@ def through_mlp(mlp: Projection, y: Tensor) -> Branch:
     if not isinstance(mlp.activation, nn.GELU) or mlp.activation.approximate != "tanh":
         return mlp(y), None
     enter, leave = mlp.enter, mlp.leave
-    weights = enter.weight.to(y.dtype), enter.bias, leave.weight.to(y.dtype), leave.bias.detach().to(y.dtype)
-    return _Mlp.apply(y, *weights), leave.bias  # type: ignore[no-untyped-call]
+    branch = _Mlp.apply(  # type: ignore[no-untyped-call]
+        y, enter.weight, enter.bias, leave.weight, leave.bias.detach()
+    )
+    return branch, leave.bias
 
 
 def held(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -78,20 +79,24 @@ def held(linear: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight.to(x.dtype), linear.bias.detach().to(x.dtype))
 
 
+# Weights are kept as they are and brought to the tokens' type once more in the backward pass: a copy of all of them
+# kept for it would be a gigabyte and a half for an XL/2.
+
+
 class _KeepAndMap(torch.autograd.Function):
-    """h itself and W h + b; dh = dkept + dy W is one product that adds."""
+    """h itself and W h + b; dh = dkept + dy W is one product that adds. The bias gets no gradient here."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(h, weight)
-        return h.view_as(h), F.linear(h, weight, bias)
+        return h.view_as(h), F.linear(h, weight.to(h.dtype), bias.to(h.dtype))
 
     @staticmethod
     def backward(ctx: Any, dkept: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
         h, weight = ctx.saved_tensors
         dy = dy.flatten(0, -2)
-        dh = torch.addmm(dkept.flatten(0, -2), dy, weight).view_as(h)
-        return dh, dy.t() @ h.flatten(0, -2), None
+        dh = torch.addmm(dkept.flatten(0, -2), dy, weight.to(h.dtype)).view_as(h)
+        return dh, (dy.t() @ h.flatten(0, -2)).to(weight.dtype), None
 
 
 class _Mlp(torch.autograd.Function):
@@ -99,15 +104,16 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, enter: Tensor, bias: Tensor, leave: Tensor, last_bias: Tensor) -> Tensor:
-        hidden = F.linear(x, enter, bias.to(x.dtype))
+        hidden = F.linear(x, enter.to(x.dtype), bias.to(x.dtype))
         ctx.save_for_backward(x, hidden, enter, leave)
         ctx.bias_type = bias.dtype
-        return F.linear(F.gelu(hidden, approximate="tanh"), leave, last_bias)
+        return F.linear(F.gelu(hidden, approximate="tanh"), leave.to(x.dtype), last_bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, enter, leave = ctx.saved_tensors
         rows, dy = x.flatten(0, -2), dy.flatten(0, -2)
-        dhidden, activated, dbias = gelu_backward(dy @ leave, hidden.flatten(0, -2))
-        dx = (dhidden @ enter).view_as(x)
-        return dx, dhidden.t() @ rows, dbias.to(ctx.bias_type), dy.t() @ activated, None
+        dhidden, activated, dbias = gelu_backward(dy @ leave.to(x.dtype), hidden.flatten(0, -2))
+        dx = (dhidden @ enter.to(x.dtype)).view_as(x)
+        denter, dleave = (dhidden.t() @ rows).to(enter.dtype), (dy.t() @ activated).to(leave.dtype)
+        return dx, denter, dbias.to(ctx.bias_type), dleave, None

@@ -75,7 +75,7 @@ TILES = {
     "norm_backward": Tile(numbers=512, warps=1, run=32),  # sums along a token: the fewer warps share it, the better
     "add": Tile(numbers=4096, warps=4),
     "add_backward": Tile(numbers=4096, warps=4, run=32),
-    "gelu_backward": Tile(numbers=4096, warps=4, run=128),
+    "gelu_backward": Tile(numbers=2048, warps=4, run=32),
 }
 GELU_COLUMNS = 512  # a program of gelu's takes this many columns: there is no sum along a row
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from .artifacts import Store, UserError, canonical_json, find, sha256_bytes
+from .convert.release import is_release, read_release, to_pipeline
 from .data.space import LatentSpace, TextSpace
 from .data.text import text_encoder
 from .ensemble.load import Ensemble, load_ensemble
@@ -130,6 +132,10 @@ class Model:
         )
         return to_pil(self.decode(latents))
 
+    def to_diffusers(self) -> Any:
+        """The model as a diffusers pipeline that shares its weights: `save_pretrained` writes a folder for others."""
+        return to_pipeline(self.body, self.latent, self.text, self.digest, self.device)
+
     def parse_route(self, route: str | None) -> Route | None:
         """A route by name; the ensemble's default one for None."""
         name = route or self.default_route
@@ -152,7 +158,7 @@ def to_pil(images: Tensor) -> list[Image.Image]:
 
 
 def load(place: str | Path, *, router: str | None = None, device: str | None = None) -> Model:
-    """Load a run (a folder or URL with ensemble.json) or one expert's folder.
+    """Load a run (a folder or URL with ensemble.json), one expert's folder, or a folder of `atoll export`.
 
     `router` names another router folder of the run than the one its ensemble.json registers.
     """
@@ -164,6 +170,11 @@ def load(place: str | Path, *, router: str | None = None, device: str | None = N
     if artifact is not None and artifact.manifest.kind == EXPERT:
         expert = load_expert(store, on)
         return Model(expert, expert.card.latent, expert.card.text, expert.digest, on)
+    if is_release(store):
+        if router is not None:
+            raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
+        released = read_release(store, on)
+        return Model(released.body, released.latent, released.text, released.digest, on)
     ensemble = load_ensemble(store, router, on)
     # the file names its own router; another one makes another model
     digest = ensemble.file.model_digest()

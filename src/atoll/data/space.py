@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -26,10 +27,15 @@ class LatentSpace(BaseModel):
 
     def restore(self, latents: Tensor) -> Tensor:
         """A network's latents [N, C, H, W] as the autoencoder decodes them."""
-        return latents * _per_channel(self.std, latents) + _per_channel(self.mean, latents)
+        return restored(latents, self.mean, self.std)
 
 
-def _per_channel(values: tuple[float, ...], latents: Tensor) -> Tensor:
+def restored(latents: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Normalised latents [N, C, H, W] back in the autoencoder's own scale, per channel."""
+    return latents * _per_channel(std, latents) + _per_channel(mean, latents)
+
+
+def _per_channel(values: Sequence[float], latents: Tensor) -> Tensor:
     return torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1)
 
 

@@ -1,0 +1,120 @@
+"""What there is to say about a model: the facts of its card, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .. import __version__
+from ..artifacts import Artifact, Store, find
+from ..data.space import LatentSpace, TextSpace
+from ..ensemble.load import Ensemble
+from ..islands.expert import Expert
+from ..models.autoencoders import load_autoencoder
+from .bundle import expert_names
+
+
+def about_model(
+    body: Ensemble | Expert, latent: LatentSpace, text: TextSpace | None, digest: str, run: Store | None = None
+) -> dict[str, Any]:
+    """The facts a model carries in itself and, with the run it comes from, those that lie there."""
+    ensemble = body if isinstance(body, Ensemble) else None
+    experts = [body] if isinstance(body, Expert) else list(body.experts)
+    about: dict[str, Any] = {
+        "atoll": __version__,
+        "digest": digest,
+        "components": expert_names(len(experts)),
+        "experts": [about_expert(expert, ensemble) for expert in experts],
+        "router": None,
+        "route": None,
+        "data": about_latents(latent, text),
+        "example": example(experts[0], text),
+        "task": "text-to-image" if text is not None else "unconditional-image-generation",
+        "transformers": text is not None and text.kind != "words",
+    }
+    if ensemble is not None:
+        card = ensemble.router.card
+        about["route"] = ensemble.file.route
+        about["router"] = {
+            "parameters": sum(p.numel() for p in ensemble.router.network.parameters()),
+            "images": card.images,
+            "blind": card.architecture.trunk.condition == "none",
+        }
+        if run is not None:
+            about = add_run(about, run, ensemble)
+    return about
+
+
+def about_expert(expert: Expert, ensemble: Ensemble | None) -> dict[str, Any]:
+    card = expert.card
+    members = {} if ensemble is None else {member.digest: member for member in ensemble.file.experts}
+    measured = members[expert.digest].yardsticks if expert.digest in members else None
+    return {
+        "digest": expert.digest,
+        "cluster": card.cluster,
+        "objective": f"{card.kind} on {card.schedule.name}",
+        "parameters": sum(p.numel() for p in expert.network.parameters()),
+        "images": card.images,
+        "origin": card.origin,
+        "licence": card.licence,
+        "contributor": None,
+        "inside": None if measured is None else measured.inside,
+        "gaussian": None if measured is None else measured.gaussian,
+    }
+
+
+def about_latents(latent: LatentSpace, text: TextSpace | None) -> dict[str, Any]:
+    autoencoder = load_autoencoder(latent.autoencoder)
+    height, width = latent.shape[1:]
+    reduction = getattr(autoencoder, "reduction", 1)
+    return {
+        "latent": " x ".join(map(str, latent.shape)),
+        "pixels": [height * reduction, width * reduction],
+        "autoencoder": latent.autoencoder,
+        "text": "nobody: there is none" if text is None else text.encoder,
+    }
+
+
+def example(expert: Expert, text: TextSpace | None) -> str | None:
+    """A prompt for the snippet: one the model surely takes."""
+    if text is not None:
+        return " ".join((text.vocabulary or ())[: text.length]) if text.kind == "words" else "a photograph"
+    return None if expert.card.architecture.classes is None else "0"
+
+
+def add_run(about: dict[str, Any], run: Store, ensemble: Ensemble) -> dict[str, Any]:
+    """Add what lies in the run: the data, the sizes of the clusters, who took which order, the evaluation."""
+    found = [artifact for name in run.children() if (artifact := _artifact(run, name)) is not None]
+    partition = _first(found, "partition", lambda artifact: artifact.digest == ensemble.file.partition)
+    if partition is None:
+        return about
+    data = _first(found, "data", lambda artifact: artifact.digest == partition.manifest.parents["data"])
+    if data is not None:
+        facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
+        about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
+    sizes = [cluster["train"] for cluster in json.loads(partition.read("sizes.json"))["clusters"]]
+    orders = _first(found, "orders", lambda artifact: artifact.manifest.parents.get("partition") == partition.digest)
+    takers = {} if orders is None else {job["cluster"]: job["island"] for job in orders.config.get("islands", [])}
+    experts = [{**expert, "contributor": takers.get(expert["cluster"])} for expert in about["experts"]]
+    return {**about, "clusters": sizes, "experts": experts, "evaluation": _evaluation(run, ensemble)}
+
+
+def _artifact(run: Store, name: str) -> Artifact | None:
+    return None if name.startswith(".") or "." in name else find(run.child(name))
+
+
+def _first(found: Sequence[Artifact], kind: str, right: Any) -> Artifact | None:
+    return next((artifact for artifact in found if artifact.manifest.kind == kind and right(artifact)), None)
+
+
+def _evaluation(run: Store, ensemble: Ensemble) -> dict[str, Any] | None:
+    """The arms that sampled this very model, with its own router."""
+    if not run.exists("evaluation.json"):
+        return None
+    made = json.loads(run.read("evaluation.json"))
+    own = ensemble.file.model_digest()
+    arms = [arm for arm in made["arms"] if arm["model"] == "ensemble" and arm["digest"] == own and not arm["router"]]
+    kept = [{key: arm[key] for key in ("route", "guidance", "frechet", "recognised")} for arm in arms]
+    plan = made["plan"]
+    return {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept} if kept else None

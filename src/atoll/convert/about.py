@@ -117,4 +117,6 @@ def _evaluation(run: Store, ensemble: Ensemble) -> dict[str, Any] | None:
     arms = [arm for arm in made["arms"] if arm["model"] == "ensemble" and arm["digest"] == own and not arm["router"]]
     kept = [{key: arm[key] for key in ("route", "guidance", "frechet", "recognised")} for arm in arms]
     plan = made["plan"]
-    return {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept} if kept else None
+    return (
+        {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept} if kept else None
+    )

@@ -86,6 +86,7 @@ def snippet(about: Mapping[str, Any]) -> str:
     route = f', route="{about["route"]}"' if about["route"] else ""
     guided = ", guidance_scale=2.0" if about["example"] is not None else ""
     prompt = "" if about["example"] is None else f"{json.dumps(about['example'])}, "
+    call = f"pipe({prompt}num_images_per_prompt=4, generator=seeds, num_inference_steps=50{guided}{route})"
     lines = [
         "```python",
         "import torch",
@@ -93,7 +94,7 @@ def snippet(about: Mapping[str, Any]) -> str:
         "",
         'pipe = DiffusionPipeline.from_pretrained("FOLDER OR HUB ID", trust_remote_code=True)',
         "seeds = [torch.Generator().manual_seed(seed) for seed in range(4)]",
-        f"images = pipe({prompt}num_images_per_prompt=4, num_inference_steps=50{guided}{route}, generator=seeds).images",
+        f"images = {call}.images",
         "```",
         "",
         "It needs torch and diffusers" + (", and transformers for the text" if about["transformers"] else "") + ". "
@@ -123,7 +124,7 @@ def data_lines(about: Mapping[str, Any]) -> list[str]:
 def expert_table(about: Mapping[str, Any]) -> list[str]:
     """One row per expert; the error is the yardstick of admission, beside that of a Gaussian as wide as the data."""
     lines = [
-        "| expert | cluster | objective | parameters | images seen | error on unseen images | a Gaussian's | started from |",
+        "| expert | cluster | objective | parameters | images seen | error on unseen | a Gaussian's | started from |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, expert in zip(about["components"], about["experts"], strict=True):

@@ -9,11 +9,14 @@ diffusers' words are kept: its users know them. Its conventions end here: a sche
 our t, and what a scheduler wants as the model's output is the velocity of the mixture.
 """
 
+# diffusers' classes and decorators have no types we could rely on
+# mypy: disable-error-code="misc,untyped-decorator"
+
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -59,6 +62,7 @@ from ..training.result import saved_digest
 from .model_card import model_card
 
 STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
+ONE_FILE = "1000GB"  # of weights: `atoll.load` reads an expert's digest off one file
 SOLVERS_OF_ONE_CALL = ("dpmpp_2m", "euler", "stochastic")  # a loop of diffusers asks the model once per step
 
 
@@ -73,7 +77,7 @@ def architecture_of(settings: Mapping[str, Any]) -> DiTConfig:
     return DiTConfig(**{**settings, "latent": tuple(settings["latent"])})
 
 
-class AtollExpert(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class AtollExpert(ModelMixin, ConfigMixin):
     """One expert: a network, and a card with the schedule and kind it was trained for.
 
     `digest` is the expert's in the run it comes from, `weights` the sha256 of its model.safetensors there.
@@ -96,7 +100,7 @@ class AtollExpert(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return Bridge(own, onto=onto, limit=card["bridge_limit"])
 
 
-class AtollRouter(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class AtollRouter(ModelMixin, ConfigMixin):
     """Which experts a noisy latent belongs to."""
 
     @register_to_config
@@ -114,18 +118,18 @@ class AtollRouter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return cluster_weights(self, self.config.card["architecture"]["trunk"]["time_scale"], x, t, condition)
 
 
-class AtollTinyAutoencoder(ModelMixin, ConfigMixin, TinyAutoencoder):  # type: ignore[misc]
+class AtollTinyAutoencoder(ModelMixin, ConfigMixin, TinyAutoencoder):
     """TAEF2, which diffusers' own AutoencoderTiny misreads; weights have the names of its file."""
 
     @register_to_config
     def __init__(self, latent_channels: int, pooled: bool) -> None:
         TinyAutoencoder.__init__(self, latent_channels, pooled=pooled)
 
-    def decode(self, latents: Tensor) -> DecoderOutput:  # type: ignore[override]
+    def decode(self, latents: Tensor) -> DecoderOutput:
         return DecoderOutput(sample=TinyAutoencoder.decode(self, latents))
 
 
-class AtollWords(ConfigMixin):  # type: ignore[misc]
+class AtollWords(ConfigMixin):
     """Captions as word ids of the vocabulary of the training data; the networks learned the words themselves."""
 
     config_name = "words.json"
@@ -146,7 +150,7 @@ class AtollWords(ConfigMixin):  # type: ignore[misc]
         return words
 
 
-class AtollScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+class AtollScheduler(SchedulerMixin, ConfigMixin):
     """Atoll's own solvers and time grids, one step at a time; the default is what `atoll sample` uses."""
 
     config_name = "scheduler_config.json"
@@ -166,7 +170,7 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         self.sigmas = parse_grid(self.config.grid)(num_inference_steps, LinearFlow())  # float64 on the CPU, as ours are
         self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
         self.num_inference_steps = num_inference_steps
-        self._walk = None
+        self._walk: Iterator[Step] | None = None
         self._last: Step | None = None
 
     def step(
@@ -186,7 +190,9 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             noise = partial(_step_noise, generator, sample)
             self._walk = parse_solver(self.config.solver).walk(self._given, sample, self.sigmas, None, noise)
         elif self._last is not None and sample is not self._last.after:
-            self._last.after.copy_(sample)  # somebody changed the latents between two steps: the walk goes on from there
+            self._last.after.copy_(
+                sample
+            )  # somebody changed the latents between two steps: the walk goes on from there
         self._given.velocity = model_output
         self._last = next(self._walk)
         return SchedulerOutput(prev_sample=self._last.after) if return_dict else (self._last.after,)
@@ -286,7 +292,9 @@ class Painting:
             against = self._prompts(negative_prompt, num_images_per_prompt)
             negative = self.encode(against * (len(prompts) if len(against) == 1 else 1), device)
             if condition is None or negative is None or len(negative) != len(prompts):
-                raise ValueError(f"negative_prompt: one for all prompts or one for each, {len(prompts)} images to paint")
+                raise ValueError(
+                    f"negative_prompt: one for all prompts or one for each, {len(prompts)} images to paint"
+                )
         unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
         if unknown:
             raise ValueError(f"callback_on_step_end_tensor_inputs: only latents can be had, got {sorted(unknown)}")
@@ -294,7 +302,7 @@ class Painting:
         self._interrupt = False
 
         sigmas, timesteps = self._times(num_inference_steps, device)
-        x = self._noise(len(prompts), generator, latents, device) * float(sigmas[0])
+        x = sigmas[0] * self._noise(len(prompts), generator, latents, device)
         denoiser = self.denoiser(route, guidance_weights)
         if isinstance(denoiser, PerImageDenoiser):
             denoiser = denoiser.bind(slice(0, len(prompts)), _seeds(generator, len(prompts)))
@@ -305,7 +313,7 @@ class Painting:
             for index, timestep in enumerate(timesteps):
                 if self._interrupt:
                     continue
-                t = torch.full((len(x),), float(sigmas[index]), dtype=wide_dtype(device), device=device)
+                t = torch.full((len(x),), sigmas[index], dtype=wide_dtype(device), device=device)
                 scale = self._guidance_scale
                 guided = Guided(denoiser, scale) if negative is None else GuidedAway(denoiser, negative, scale)
                 velocity = guided(x, t, condition).value  # type: ignore[arg-type]
@@ -369,10 +377,10 @@ class Painting:
         given = [""] if prompt is None else [prompt] if isinstance(prompt, str | int) else list(prompt)
         return [one for one in given for _ in range(each)]
 
-    def _noise(
-        self, count: int, generator: Any, latents: Tensor | None, device: torch.device
-    ) -> Tensor:
+    def _noise(self, count: int, generator: Any, latents: Tensor | None, device: torch.device) -> Tensor:
         """Standard normal noise [count, C, H, W], float32 whatever the networks compute in."""
+        if isinstance(generator, list | tuple) and len(generator) != count:
+            raise ValueError(f"generator: {count} images need one, or a list of {count}, got {len(generator)}")
         shape = (count, *self.config.atoll["latent"]["shape"])
         if latents is None:
             drawn: Tensor = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
@@ -381,24 +389,24 @@ class Painting:
             raise ValueError(f"latents: {count} images need the shape {list(shape)}, got {list(latents.shape)}")
         return latents.to(device, torch.float32)
 
-    def _times(self, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _times(self, steps: int, device: torch.device) -> tuple[list[float], Tensor]:
         """The scheduler's sigmas, which are our times, and its own timesteps; equal steps of t if it can be told."""
         scheduler = self.scheduler
         if isinstance(scheduler, AtollScheduler):
             scheduler.set_timesteps(steps)
-            return scheduler.sigmas, scheduler.timesteps
+            return scheduler.sigmas.tolist(), scheduler.timesteps
         flows = "FlowMatch" in type(scheduler).__name__ or scheduler.config.get("use_flow_sigmas")
         if not flows or scheduler.config.get("prediction_type", "flow_prediction") != "flow_prediction":
             raise ValueError(
                 f"scheduler {type(scheduler).__name__}: this model gives the velocity of a straight path; use "
-                "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas=True and prediction_type='flow_prediction'"
+                "FlowMatchEulerDiscreteScheduler, or another with use_flow_sigmas and prediction_type='flow_prediction'"
             )
         if "sigmas" in _parameters(scheduler.set_timesteps):
             grid = parse_grid("uniform")(steps, LinearFlow())
             scheduler.set_timesteps(sigmas=grid[:-1].tolist(), device=device)
         else:
             scheduler.set_timesteps(steps, device=device)
-        return scheduler.sigmas, scheduler.timesteps
+        return scheduler.sigmas.tolist(), scheduler.timesteps
 
     def _pictures(self, x: Tensor, output_type: str) -> Any:
         latent = self.config.atoll["latent"]
@@ -421,7 +429,6 @@ class Painting:
             raise ValueError(wrong)
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        asked = {"variant": variant, "max_shard_size": max_shard_size}
         index: dict[str, Any] = {"_class_name": [code_name(), type(self).__name__]}
         index["_diffusers_version"] = diffusers_version
         for name, entry in self.config.items():
@@ -432,14 +439,17 @@ class Painting:
             index[name] = list(entry)
             if component is None:
                 continue
+            options = {"variant": variant, "max_shard_size": max_shard_size}
             if isinstance(component, AtollExpert | AtollRouter):
                 component.register_to_config(weights=saved_digest(component.network.state_dict()))
+                options["max_shard_size"] = max_shard_size or ONE_FILE
             known = _parameters(component.save_pretrained)
-            options = {key: value for key, value in asked.items() if value is not None and key in known}
+            options = {key: value for key, value in options.items() if value is not None and key in known}
             component.save_pretrained(folder / name, **options)
             if type(component).__module__ == __name__:
                 index[name] = [code_name(), type(component).__name__]
                 write_code(folder / name)
+                forget_place(folder / name / component.config_name)
         index["atoll"] = self.config.atoll
         write_code(folder)
         (folder / "README.md").write_text(model_card(self.config.atoll["about"]), encoding="utf-8")
@@ -463,6 +473,13 @@ def _seeds(generator: Any, count: int) -> list[int]:
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
+
+
+def forget_place(config: Path) -> None:
+    """Take out where a component was loaded from: nobody else's business."""
+    settings = json.loads(config.read_bytes())
+    settings.pop("_name_or_path", None)
+    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def code_name() -> str:

@@ -99,7 +99,7 @@ def export_pipeline(
     out: Path,
     run: Store | None = None,
 ) -> None:
-    """Write the folder. The autoencoder's and text encoder's files are copied as they are, so that they keep their ids."""
+    """Write the folder. Files of autoencoder and text encoder are copied as they are, so that they keep their ids."""
     if out.exists():
         raise UserError(f"--out {out}: already exists; give a folder that does not")
     pipeline = to_pipeline(body, latent, text, digest, torch.device("cpu"), run)

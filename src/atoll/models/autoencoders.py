@@ -17,7 +17,6 @@ from ..artifacts import UserError
 from .pretrained import EXTRA, locate
 from .tiny_autoencoder import REDUCTION, TinyAutoencoder
 
-
 # classes of the TAESD family, and whether their blocks at latent resolution look at the whole image
 TINY = {"AutoencoderTiny": False, "AutoencoderTinyFlux2": True, "AtollTinyAutoencoder": True}
 

@@ -53,9 +53,7 @@ class Router(nn.Module):
         return logits.squeeze(1).to(x.dtype)
 
 
-def cluster_weights(
-    network: nn.Module, time_scale: float, x: Tensor, t: Tensor, condition: Condition | None
-) -> Tensor:
+def cluster_weights(network: nn.Module, time_scale: float, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
     """p(cluster | x_t, t, condition) as a router network says: float32 [B, K], rows summing to one."""
     logits: Tensor = network(x, t * time_scale, condition)
     return torch.softmax(logits.float(), dim=1)

@@ -34,10 +34,12 @@ from torch import Tensor
 
 from ..data.space import restored
 from ..data.text import word_ids
+from ..ensemble.asking import AskedEvery, Router
 from ..ensemble.mixture import Mixture
 from ..ensemble.routes import parse_route
 from ..models.dit import DiT, DiTConfig
-from ..models.router import Router, RouterConfig, cluster_weights
+from ..models.router import Router as RouterNetwork
+from ..models.router import RouterConfig, cluster_weights
 from ..models.text_encoders import encode_text
 from ..models.tiny_autoencoder import TinyAutoencoder
 from ..process import (
@@ -51,7 +53,6 @@ from ..process import (
     PerImageDenoiser,
     Prediction,
     Schedule,
-    guide,
     wide_dtype,
 )
 from ..sampling.grids import parse_grid
@@ -107,7 +108,9 @@ class AtollRouter(ModelMixin, ConfigMixin):
     def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
         super().__init__()
         network = card["architecture"]
-        self.network = Router(RouterConfig(trunk=architecture_of(network["trunk"]), clusters=network["clusters"]))
+        self.network = RouterNetwork(
+            RouterConfig(trunk=architecture_of(network["trunk"]), clusters=network["clusters"])
+        )
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
         logits: Tensor = self.network(x, time, condition)
@@ -221,17 +224,14 @@ def _step_noise(generator: Any, sample: Tensor, index: int) -> Tensor:
     return noise
 
 
-@dataclass(frozen=True)
-class GuidedAway:
-    """Classifier-free guidance away from a negative prompt instead of from no prompt."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opposed(Condition):
+    """A condition whose opposite, for guidance, is a negative prompt instead of no prompt."""
 
-    denoiser: Denoiser
     negative: Condition
-    scale: float
 
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition) -> Prediction:
-        wanted, unwanted = self.denoiser(x, t, condition), self.denoiser(x, t, self.negative)
-        return Prediction(wanted.kind, guide(wanted.value, unwanted.value, self.scale))
+    def null(self) -> Condition:
+        return self.negative
 
 
 class Painting:
@@ -264,7 +264,9 @@ class Painting:
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         latents: Tensor | None = None,
         route: str | None = None,
+        route_every: int = 1,
         guidance_weights: str = "own",
+        guidance_interval: tuple[float, float] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., dict[str, Any]] | None = None,
@@ -279,22 +281,19 @@ class Painting:
         generator              one, or a list with one per image; `torch.Generator().manual_seed(seed + i)` for image i
                                paints what `atoll sample --seed` paints
         latents                normalised noise [N, C, H, W] instead of drawing it
-        route                  which experts run: top-K, full, threshold-P, nucleus-P, sampled; default: the model's
+        route                  which experts run: top-K, full, threshold-P, nucleus-P, sampled, fixed; default: the
+                               model's own
+        route_every            ask the router at every n-th step only
         guidance_weights       own (exact) or conditional (cheaper): the experts of the unconditional half
+        guidance_interval      guide only where low <= t <= high; t = 1 is noise
         output_type            pil, np, pt or latent (normalised)
         callback_on_step_end   called as (pipeline, step, timestep, {"latents": ...}); may return other latents
         """
         device = self._execution_device
         prompts = self._prompts(prompt, num_images_per_prompt)
         condition = self.encode(prompts, device)
-        negative = None
-        if negative_prompt is not None:
-            against = self._prompts(negative_prompt, num_images_per_prompt)
-            negative = self.encode(against * (len(prompts) if len(against) == 1 else 1), device)
-            if condition is None or negative is None or len(negative) != len(prompts):
-                raise ValueError(
-                    f"negative_prompt: one for all prompts or one for each, {len(prompts)} images to paint"
-                )
+        if negative_prompt is not None and condition is not None:
+            condition = self._opposed(condition, negative_prompt, num_images_per_prompt)
         unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
         if unknown:
             raise ValueError(f"callback_on_step_end_tensor_inputs: only latents can be had, got {sorted(unknown)}")
@@ -303,7 +302,7 @@ class Painting:
 
         sigmas, timesteps = self._times(num_inference_steps, device)
         x = sigmas[0] * self._noise(len(prompts), generator, latents, device)
-        denoiser = self.denoiser(route, guidance_weights)
+        denoiser = self.denoiser(route, guidance_weights, sigmas, route_every)
         if isinstance(denoiser, PerImageDenoiser):
             denoiser = denoiser.bind(slice(0, len(prompts)), _seeds(generator, len(prompts)))
         extra = {"generator": generator} if "generator" in _parameters(self.scheduler.step) else {}
@@ -314,9 +313,7 @@ class Painting:
                 if self._interrupt:
                     continue
                 t = torch.full((len(x),), sigmas[index], dtype=wide_dtype(device), device=device)
-                scale = self._guidance_scale
-                guided = Guided(denoiser, scale) if negative is None else GuidedAway(denoiser, negative, scale)
-                velocity = guided(x, t, condition).value  # type: ignore[arg-type]
+                velocity = Guided(denoiser, self._guidance_scale, guidance_interval)(x, t, condition).value
                 x = self.scheduler.step(velocity, timestep, x, **extra, return_dict=False)[0]
                 if callback_on_step_end is not None:
                     tensors = {"latents": x} if "latents" in callback_on_step_end_tensor_inputs else {}
@@ -344,15 +341,20 @@ class Painting:
         """Expert k is the one of cluster k."""
         return [getattr(self, name) for name in self.expert_names]
 
-    def denoiser(self, route: str | None = None, guidance_weights: str = "own") -> Denoiser:
-        """The model as one denoiser: a velocity on the reference path, `(x, t, condition) -> Prediction`."""
+    def denoiser(
+        self, route: str | None, guidance_weights: str, times: Sequence[float], route_every: int = 1
+    ) -> Denoiser:
+        """The model as one denoiser on the reference path, to be asked along a time grid."""
         bridges = [expert.denoiser(schedule_of(self.config.atoll["reference"])) for expert in self.experts]
         if self.router is None:
             if route is not None:
                 raise ValueError(f"route {route!r}: this is a single expert, there is nothing to route; leave it out")
             return bridges[0]
         chosen = parse_route(route or self.config.atoll["route"])
-        return Mixture(bridges, self.router.weights_of, chosen, guidance_weights)  # type: ignore[arg-type]
+        ask: Router = self.router.weights_of
+        if route_every > 1:
+            ask = AskedEvery(ask, torch.tensor(times), route_every)
+        return Mixture(bridges, ask, chosen, guidance_weights)  # type: ignore[arg-type]
 
     def encode(self, prompts: Sequence[str | int], device: torch.device) -> Condition | None:
         """Prompts as the condition the networks read; None for a model without one."""
@@ -376,6 +378,16 @@ class Painting:
             raise ValueError("prompt: missing; say what to paint")
         given = [""] if prompt is None else [prompt] if isinstance(prompt, str | int) else list(prompt)
         return [one for one in given for _ in range(each)]
+
+    def _opposed(self, condition: Condition, negative: str | int | Sequence[str | int], each: int) -> Opposed:
+        """The condition with what to guide away from: one negative prompt for all images, or one for each prompt."""
+        given = self._prompts(negative, 1 if isinstance(negative, str | int) else each)
+        given = given * len(condition) if len(given) == 1 else given
+        if len(given) != len(condition):
+            raise ValueError(f"negative_prompt: give one, or one for each prompt; got {len(given) // each}")
+        found = self.encode(given, self._execution_device)
+        assert found is not None, "a model that takes a prompt takes a negative one"
+        return Opposed(**condition.tensors(), negative=found)
 
     def _noise(self, count: int, generator: Any, latents: Tensor | None, device: torch.device) -> Tensor:
         """Standard normal noise [count, C, H, W], float32 whatever the networks compute in."""

@@ -2,7 +2,16 @@
 
 from .bridge import Bridge, PaperFusion
 from .condition import Condition
-from .denoiser import Denoiser, GuidedDenoiser, NetworkDenoiser, PerImageDenoiser, guide
+from .denoiser import (
+    Denoiser,
+    GuidanceWeights,
+    GuidedDenoiser,
+    InPrecision,
+    NetworkDenoiser,
+    PerImageDenoiser,
+    computing_in,
+    guide,
+)
 from .objective import (
     AnySchedule,
     Corruption,
@@ -33,7 +42,9 @@ __all__ = [
     "CosineVP",
     "DDPMBetas",
     "Denoiser",
+    "GuidanceWeights",
     "GuidedDenoiser",
+    "InPrecision",
     "Kind",
     "LinearFlow",
     "LogitNormal",
@@ -53,6 +64,7 @@ __all__ = [
     "carries_only_noise",
     "coefficients",
     "combine",
+    "computing_in",
     "convert",
     "fixed_times",
     "guide",

@@ -11,6 +11,7 @@ from ..artifacts import Artifact, Store, find
 from ..data.space import LatentSpace, TextSpace
 from ..ensemble.load import Ensemble
 from ..islands.expert import Expert
+from ..islands.order import Order
 from ..models.autoencoders import load_autoencoder
 from .bundle import expert_names
 
@@ -52,6 +53,7 @@ def about_expert(expert: Expert, ensemble: Ensemble | None) -> dict[str, Any]:
     measured = members[expert.digest].yardsticks if expert.digest in members else None
     return {
         "digest": expert.digest,
+        "order": card.order,
         "cluster": card.cluster,
         "objective": f"{card.kind} on {card.schedule.name}",
         "parameters": sum(p.numel() for p in expert.network.parameters()),
@@ -84,39 +86,48 @@ def example(expert: Expert, text: TextSpace | None) -> str | None:
 
 
 def add_run(about: dict[str, Any], run: Store, ensemble: Ensemble) -> dict[str, Any]:
-    """Add what lies in the run: the data, the sizes of the clusters, who took which order, the evaluation."""
-    found = [artifact for name in run.children() if (artifact := _artifact(run, name)) is not None]
-    partition = _first(found, "partition", lambda artifact: artifact.digest == ensemble.file.partition)
-    if partition is None:
-        return about
-    data = _first(found, "data", lambda artifact: artifact.digest == partition.manifest.parents["data"])
-    if data is not None:
-        facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
-        about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
-    sizes = [cluster["train"] for cluster in json.loads(partition.read("sizes.json"))["clusters"]]
-    orders = _first(found, "orders", lambda artifact: artifact.manifest.parents.get("partition") == partition.digest)
-    takers = {} if orders is None else {job["cluster"]: job["island"] for job in orders.config.get("islands", [])}
-    experts = [{**expert, "contributor": takers.get(expert["cluster"])} for expert in about["experts"]]
-    return {**about, "clusters": sizes, "experts": experts, "evaluation": _evaluation(run, ensemble)}
+    """Add what lies in the run: the data, the sizes of the clusters, who took which order, the evaluation.
+
+    Artifacts are known by their digests, whatever their folders are called.
+    """
+    names = [name for name in run.children() if "." not in name]
+    found = [artifact for name in names if (artifact := find(run.child(name))) is not None]
+    by_digest = {artifact.digest: artifact for artifact in found}
+    if (partition := by_digest.get(ensemble.file.partition)) is not None:
+        sizes = json.loads(partition.read("sizes.json"))["clusters"]
+        about = {**about, "clusters": [size["train"] for size in sizes]}
+        if (data := by_digest.get(partition.manifest.parents["data"])) is not None:
+            facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
+            about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
+    takers = takers_of([artifact for artifact in found if artifact.manifest.kind == "orders"])
+    experts = [{**expert, "contributor": takers.get(expert["order"])} for expert in about["experts"]]
+    return {**about, "experts": experts, **evaluated(run, ensemble)}
 
 
-def _artifact(run: Store, name: str) -> Artifact | None:
-    return None if name.startswith(".") or "." in name else find(run.child(name))
+def takers_of(plans: Sequence[Artifact]) -> dict[str, str]:
+    """Names of contributors by the digest of the order they took, as the organiser's plans have them."""
+    takers = {}
+    for plan in plans:
+        by_cluster = {job["cluster"]: job["island"] for job in plan.config.get("islands", [])}
+        for name in plan.names() if by_cluster else []:
+            order = Order.model_validate_json(plan.read(name))
+            if order.cluster in by_cluster:
+                takers[order.digest()] = by_cluster[order.cluster]
+    return takers
 
 
-def _first(found: Sequence[Artifact], kind: str, right: Any) -> Artifact | None:
-    return next((artifact for artifact in found if artifact.manifest.kind == kind and right(artifact)), None)
-
-
-def _evaluation(run: Store, ensemble: Ensemble) -> dict[str, Any] | None:
-    """The arms that sampled this very model, with its own router."""
+def evaluated(run: Store, ensemble: Ensemble) -> dict[str, Any]:
+    """The arms of the run's evaluation that sampled this very model, and a prompt of theirs."""
     if not run.exists("evaluation.json"):
-        return None
+        return {}
     made = json.loads(run.read("evaluation.json"))
     own = ensemble.file.model_digest()
     arms = [arm for arm in made["arms"] if arm["model"] == "ensemble" and arm["digest"] == own and not arm["router"]]
+    if not arms:
+        return {}
     kept = [{key: arm[key] for key in ("route", "guidance", "frechet", "recognised")} for arm in arms]
     plan = made["plan"]
-    return (
-        {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept} if kept else None
-    )
+    facts = {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept}
+    samples = find(run.child("samples", arms[0]["folder"]))
+    prompt = "" if samples is None else json.loads(samples.read("samples.json"))["prompts"][0]
+    return {"evaluation": facts, **({"example": prompt} if prompt else {})}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 LONGEST = 120  # characters of a stranger's words
@@ -45,7 +46,7 @@ def one_line(words: object) -> str:
 
 def plain(words: object) -> str:
     """Somebody's words as text and nothing else: no Markdown, no HTML, no formula, no link."""
-    escaped = "".join(f"\\{c}" if c in "\\`*_[]<>#|~&$@:" else c for c in one_line(words))
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]#|~$@:" else c for c in escape(one_line(words), quote=False))
     return escaped.replace("www.", "www\\.")  # a bare name becomes a link too
 
 
@@ -150,7 +151,7 @@ def router_lines(about: Mapping[str, Any]) -> list[str]:
 def evaluation_table(about: Mapping[str, Any]) -> list[str]:
     evaluation = about.get("evaluation")
     if not evaluation:
-        return ["Not evaluated yet."]
+        return []
     lines = [
         f"{evaluation['count']:,} samples each, {evaluation['steps']} steps, features {plain(evaluation['features'])}.",
         "",
@@ -172,10 +173,11 @@ def contributor_lines(about: Mapping[str, Any]) -> list[str]:
 
 
 def licence_lines(about: Mapping[str, Any]) -> list[str]:
-    parts = [("data", about["data"].get("licence"))]
-    parts += [(f"`{n}`", e["licence"]) for n, e in zip(about["components"], about["experts"], strict=True)]
-    lines = [f"- {name}: {plain(licence or 'not said')}" for name, licence in parts]
-    return [*lines, "- code (`atoll_*.py`): Apache-2.0"]
+    under: dict[str, list[str]] = {about["data"].get("licence") or "not said": ["data"]}
+    for name, expert in zip(about["components"], about["experts"], strict=True):
+        under.setdefault(expert["licence"] or "not said", []).append(f"`{name}`")
+    lines = [f"- {plain(licence)}: {', '.join(parts)}" for licence, parts in under.items()]
+    return [*lines, "- Apache-2.0: the code, `atoll_*.py`"]
 
 
 def provenance_lines(about: Mapping[str, Any]) -> list[str]:

@@ -121,7 +121,7 @@ class AtollRouter(ModelMixin, ConfigMixin):
         return cluster_weights(self, self.config.card["architecture"]["trunk"]["time_scale"], x, t, condition)
 
 
-class AtollTinyAutoencoder(ModelMixin, ConfigMixin, TinyAutoencoder):
+class AtollTinyAutoencoder(TinyAutoencoder, ModelMixin, ConfigMixin):
     """TAEF2, which diffusers' own AutoencoderTiny misreads; weights have the names of its file."""
 
     @register_to_config

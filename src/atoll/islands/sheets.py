@@ -27,6 +27,7 @@ from .learning import ExpertLearner
 FOLDER = "sheets"
 IMAGES, STEPS, SOLVER, GUIDANCE = 16, 12, "dpmpp_2m", 2.0
 TENTHS = 10
+LIMIT = 5.0  # sigma/alpha at which a noise expert is asked at most: its own limit is measured when it is trained
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ class Sheets:
         """Images uint8 [N, 1 or 3, H, W]."""
         learner, latent = self.learner, self.learner.order.latent
         guidance = GUIDANCE if learner.card.architecture.condition != "none" else 1.0
+        card = learner.card.model_copy(update={"bridge_limit": min(LIMIT, learner.card.bridge_limit or LIMIT)})
         device = next(learner.network.parameters()).device
         with autocast(execution):
             latents = generate(
-                bridged(learner.network, learner.card, LinearFlow()),
+                bridged(learner.network, card, LinearFlow()),
                 latent.shape,
                 range(len(self._condition)),
                 self._condition,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..process import Condition, Denoiser, Kind, Prediction, Schedule, guide, per_sample
+from .groups import asked, grouped
 from .routes import Full, PerImageRoute, Route
 
 Router = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
@@ -100,18 +101,13 @@ class Mixture:
         """Equation (1), each expert on the rows it has weight for, summed in float32 or wider."""
         total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
         weights = weights.to(total.dtype)
-        expert, row = weights.T.nonzero(as_tuple=True)  # sorted by expert
-        counts = torch.bincount(expert, minlength=len(self.denoisers)).tolist()
-        for k, rows in enumerate(torch.split(row, counts)):
-            if not len(rows):
-                continue
-            if len(rows) == len(x):
-                value = self.denoisers[k](x, t, condition).value
-                total += per_sample(weights[:, k], x) * value
-                continue
-            part = None if condition is None else condition[rows]
-            value = self.denoisers[k](x[rows], t[rows], part).value
-            total.index_add_(0, rows, per_sample(weights[rows, k], value) * value.to(total.dtype))
+        groups = grouped(weights, x, t, condition)
+        for group, value in zip(groups, asked(self.denoisers, groups), strict=True):
+            share = weights[:, group.expert]
+            if group.rows is None:
+                total += per_sample(share, x) * value
+            else:
+                total.index_add_(0, group.rows, per_sample(share[group.rows], value) * value.to(total.dtype))
         return total
 
 

@@ -59,15 +59,8 @@ class Slot:
 
     def function(self, stored: Stored, onto: Schedule) -> Replayed | Function:
         """(x, t, condition) -> velocity on the reference path, of whatever expert of this kind is in the slot."""
-        card = stored.card
-        key = (
-            card.architecture,
-            card.schedule,
-            card.kind,
-            card.bridge_limit,
-            stored.layout.precision,
-            stored.layout.int8,
-        )
+        card, layout = stored.card, stored.layout
+        key = card.architecture, card.schedule, card.kind, card.bridge_limit, layout.precision, layout.int8
         if key not in self._functions:
             bridge = bridged(layout.network(self.memory), card, onto)
 

@@ -116,7 +116,7 @@ class WeightsFile:
             raise UserError(
                 f"{self.path}: cannot be read ({error.strerror}); check the disk, or copy it again"
             ) from error
-        found = known if digest is None else digest.hexdigest()
+        found = digest.hexdigest() if digest is not None else known or ""
         if found != self.sha256:
             raise UserError(
                 f"{self.path}: corrupt, sha256 is {found[:12]} but the manifest says {self.sha256[:12]}; copy it again"

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ..islands.expert import ExpertCard, bridged
 from ..process import Condition, Schedule
+from ..training.execution import Execution
+from ..training.step import arrange
 from .replay import SHAPES, Function, Replayed
 from .weights import Layout, WeightsFile
 
@@ -41,6 +43,7 @@ class Running:
     graphs: bool | None = None
     kernels: bool = False  # our fused ones: somebody has asked them on this card
     shapes: tuple[int, ...] = SHAPES
+    compiled: bool = False  # blocks by inductor: seconds for each shape, for a few hundredths of the time
 
 
 class Slot:
@@ -62,7 +65,10 @@ class Slot:
         card, layout = stored.card, stored.layout
         key = card.architecture, card.schedule, card.kind, card.bridge_limit, layout.precision, layout.int8
         if key not in self._functions:
-            bridge = bridged(layout.network(self.memory), card, onto)
+            network = layout.network(self.memory)
+            if self._running.compiled:
+                arrange(network, Execution(compiling="blocks"))
+            bridge = bridged(network, card, onto)
 
             def answer(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
                 return bridge(x, t, condition).value

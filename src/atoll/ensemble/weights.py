@@ -184,11 +184,11 @@ class Filling:
         yield bytes_of(buffer)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             value = buffer.view(torch.float32).view(place.shape).to(self._memory.device, non_blocking=True)
-            self._put(name, value)
+            self.put(name, value)
             if self._stream is not None:
                 self._free[turn] = self._stream.record_event()
 
-    def _put(self, name: str, value: Tensor) -> None:
+    def put(self, name: str, value: Tensor) -> None:
         place = self._layout.places[name]
         self._extremes[name] = torch.stack(value.aminmax())
         if place.dtype == torch.int8:

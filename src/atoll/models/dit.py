@@ -440,7 +440,11 @@ class Projection(nn.Module):
         self.leave = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.leave(self.activation(self.enter(x)))
+        if isinstance(self.activation, nn.GELU) and isinstance(self.enter, nn.Linear) and fused.ends_in_gelu(x):
+            hidden = fused.linear_gelu(x, self.enter.weight, self.enter.bias)
+        else:
+            hidden = self.activation(self.enter(x))
+        y: Tensor = self.leave(hidden)
         return y
 
 

@@ -88,7 +88,7 @@ def text_encoder(space: TextSpace, device: str = "cpu") -> TextEncoder:
     """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
     if space.kind == "words":
         return Words(space)
-    return load_pretrained_text(space.encoder).to(device)
+    return load_pretrained_text(space.encoder, device)
 
 
 def pretrained_space(name: str) -> TextSpace:

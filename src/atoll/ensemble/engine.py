@@ -46,6 +46,17 @@ class ExpertEngine:
     def denoisers(self) -> list[EngineExpert]:
         return [EngineExpert(self, number) for number in range(len(self.residency.experts))]
 
+    @property
+    def all_there(self) -> bool:
+        return self.residency.resident
+
+    def holds(self, number: int) -> bool:
+        return self.residency.find(number) is not None
+
+    def prepare(self, number: int, coming: Sequence[int]) -> None:
+        slot = self.residency.enter(number)
+        self.residency.expect_first_of(coming, busy=slot)
+
     def answers(self, groups: Sequence[Group]) -> list[Tensor]:
         """Velocities of the groups' rows, float32 or wider. Experts that are there go first; the next comes meanwhile.
 

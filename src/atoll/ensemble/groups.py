@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -32,10 +32,26 @@ class Group:
 
 
 class Engine(Protocol):
-    """Something that answers for several experts, and is better asked about all of them at once."""
+    """Something that answers for several experts, and is better asked about all of them at once.
+
+    Its experts have numbers of its own. Not all of them need to be there.
+    """
 
     def answers(self, groups: Sequence[Group]) -> list[Tensor]:
-        """The velocity of every group's rows, in the groups' order; its experts have numbers of its own."""
+        """The velocity of every group's rows, in the groups' order."""
+        ...
+
+    @property
+    def all_there(self) -> bool:
+        """Whether every expert is on a device, and stays."""
+        ...
+
+    def holds(self, number: int) -> bool:
+        """Whether this expert is on a device now, or about to be."""
+        ...
+
+    def prepare(self, number: int, coming: Sequence[int]) -> None:
+        """This expert is asked next; of those `coming` later, have the first that is nowhere fetched meanwhile."""
         ...
 
 
@@ -47,6 +63,21 @@ class Together(Protocol):
     def engine(self) -> Engine: ...
     @property
     def number(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Residents:
+    """Which experts of a mixture are there, by their places in it."""
+
+    engine: Engine
+    numbers: Mapping[int, int]
+
+    def holds(self, k: int) -> bool:
+        return k not in self.numbers or self.engine.holds(self.numbers[k])
+
+    def prepare(self, k: int, coming: Sequence[int]) -> None:
+        if k in self.numbers:
+            self.engine.prepare(self.numbers[k], [self.numbers[j] for j in coming if j in self.numbers])
 
 
 def grouped(weights: Tensor, x: Tensor, t: Tensor, condition: Condition | None) -> list[Group]:

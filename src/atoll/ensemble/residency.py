@@ -116,6 +116,7 @@ class Residency:
         self._keep = not self.resident and bool(self._copying) and host_holds(experts)
         self._last_used: dict[int, int] = {}
         self._clock = 0
+        self.fetched = 0  # experts put into a slot in which another was, or nobody
         if self.resident:
             self._fill_all()
 
@@ -176,6 +177,7 @@ class Residency:
         if slot.coming is not None:
             slot.coming.result()
         slot.holds = k
+        self.fetched += 1
         if k in self._host:
             self._copy(slot, k)
             slot.coming = None

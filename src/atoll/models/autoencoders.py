@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -51,12 +52,16 @@ class Pixels:
 
 
 class NetworkAutoencoder:
-    """A pretrained network between RGB images in [-1, 1] and its own latents. It follows its input's device."""
+    """A pretrained network between RGB images in [-1, 1] and its own latents, used wherever its input is.
+
+    All who load one share it, so it never moves: each device that is asked for gets a copy, once.
+    """
 
     def __init__(self, id: str, network: CodecNetwork, channels: int, reduction: int) -> None:
         self.id = id
         self.channels, self.reduction = channels, reduction
         self.network = network.eval().requires_grad_(False).float()
+        self._copies = {next(network.parameters()).device: self.network}
 
     def latent_shape(self, channels: int, size: int) -> tuple[int, int, int]:
         if channels != 3:
@@ -72,9 +77,10 @@ class NetworkAutoencoder:
         return to_bytes(self._on(latents.device).decode(latents.to(torch.float32)))
 
     def _on(self, device: torch.device) -> CodecNetwork:
-        if next(self.network.parameters()).device != device:
-            self.network = self.network.to(device)
-        return self.network
+        if device not in self._copies:
+            with torch.inference_mode(False):  # whoever asks first must not decide what the copy can be used for
+                self._copies[device] = deepcopy(self.network).to(device)
+        return self._copies[device]
 
 
 class CodecNetwork(nn.Module):

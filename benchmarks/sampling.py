@@ -57,6 +57,8 @@ from atoll.models.router import Router, RouterConfig
 from atoll.process import Condition, CosineVP, Kind, LinearFlow
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.router.recipes import router_network
+from atoll.sampling import Sampling, stream
+from atoll.sampling.out_of_step import paint_out_of_step
 from atoll.training.machines import GIB, this_gpu
 from atoll.training.trust import answering_disagreements
 
@@ -421,6 +423,63 @@ class Bench:
             one = self.timed(lambda q=question: expert(*q))
             found[str(rows)] = {"ms": ms, "one": one, "share": round(ms / one, 4)}
         return found
+
+    def slots(self) -> dict[str, Any]:
+        """256 images, 50 Euler steps, top-1. Every run is made twice, and timed when its graphs are there."""
+        images, steps = (16, 4) if self.smoke else (256, STEPS)
+        found: dict[str, Any] = {"copy_gb_per_s": self.copy_rate()}
+        for trace in ("unprompted", "balanced"):
+            table = self.traces.weights(trace, 1).to(self.device)
+            row: dict[str, Any] = {}
+            for slots in (EXPERTS, 2):
+                engine = self.engine(slots=slots)
+                mixture = Mixture(engine.denoisers, TracedRouter(table, self.router({})), TopK(1))
+                if slots == EXPERTS:
+                    row["all_there_s"] = self.painted(mixture, images, steps, in_step=True)
+                    row["all_there_out_of_step_s"] = self.painted(mixture, images, steps, in_step=False)
+                else:
+                    before = engine.residency.fetched
+                    row["two_s"] = self.painted(mixture, images, steps, in_step=False)
+                    row["two_fetched"] = (engine.residency.fetched - before) // 2
+                    few = max(2, steps // 10)
+                    row["two_in_step_per_step_s"] = self.painted(mixture, self.batch, few, in_step=True) / few
+            row["all_there_per_step_of_a_batch_s"] = row["all_there_s"] / steps / (images / self.batch)
+            row["ratio"] = round(row["two_s"] / row["all_there_s"], 4)
+            found[trace] = row
+        found["ratio"] = max(found[trace]["ratio"] for trace in ("unprompted", "balanced"))
+        return found
+
+    def painted(self, mixture: Mixture, images: int, steps: int, *, in_step: bool) -> float:
+        """Seconds for so many images."""
+        _, _, condition = self.question(images)
+        sampling = Sampling(steps=steps, solver="euler", guidance=1.0)
+        shape = self.architecture.latent
+
+        def paint() -> None:
+            if in_step:
+                for _ in stream(
+                    mixture, shape, range(images), condition, sampling, batch=self.batch, device=self.device
+                ):
+                    pass
+            else:
+                paint_out_of_step(
+                    mixture, shape, range(images), condition, sampling, batch=self.batch, device=self.device
+                )
+            if not self.smoke:
+                torch.cuda.synchronize()
+
+        paint()
+        return clocked(paint)
+
+    def copy_rate(self) -> float | None:
+        """GB/s of an expert's weights from pinned memory to the card."""
+        if self.smoke:
+            return None
+        nbytes = self.stored(0).layout.nbytes
+        source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        target = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        ms = self.timed(lambda: target.copy_(source, non_blocking=True), calls=2, rounds=3)
+        return round(nbytes / ms / 1e6, 1)
 
     def int8(self) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Small experts on disk, each of another size, patch, width, depth and objective, with weights that answer something."""
+"""Small experts on disk, each of another patch, width, depth and objective, with weights that answer something."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from atoll.artifacts import Artifact
 from atoll.data.space import LatentSpace
 from atoll.ensemble.engine import ExpertEngine
 from atoll.ensemble.residency import Residency, Running, Stored
@@ -69,12 +70,9 @@ def plain(places: list[Path]) -> list[Bridge]:
 
 def stored(place: Path, precision: Precision = "float32", *, int8: bool = False) -> Stored:
     expert = load_expert(place)
-    path = place / "model.safetensors"
-    from atoll.artifacts import Artifact
-
-    sha256 = Artifact.open(place).manifest.files["model.safetensors"].sha256
+    path, entry = Artifact.open(place).unread("model.safetensors")
     config = expert.card.architecture
-    return Stored(expert.card, open_weights(path, sha256, config), layout_of(config, precision, int8=int8))
+    return Stored(expert.card, open_weights(path, entry.sha256, config), layout_of(config, precision, int8=int8))
 
 
 def engine(

@@ -48,9 +48,8 @@ def test_one_at_a_time_an_image_is_the_same_bit_for_bit(places: list[Path], solv
     """With one image per pass nothing differs but the order in which images and experts come."""
     sampling = Sampling(steps=7, solver=solver, guidance=2.0, guidance_interval=(0.2, 0.9))
     for weights in ("own", "conditional"):
-        expected = in_step(
-            replace(Mixture(plain(places), Router(), parse_route("top-1")), guidance_weights=weights), sampling, 1
-        )
+        alone = Mixture(plain(places), Router(), parse_route("top-1"), weights)
+        expected = in_step(alone, sampling, 1)
         found = out_of_step(replace(taking_turns(places, "top-1", slots), guidance_weights=weights), sampling, 1)
         assert torch.equal(found, expected)
 
@@ -65,53 +64,17 @@ def test_any_route_with_room_for_any_number(places: list[Path], route: str) -> N
             assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_the_order_of_experts_depends_on_the_room_and_the_images_do_not(places: list[Path]) -> None:
+def test_experts_are_fetched_seldom(places: list[Path]) -> None:
+    """In step nearly every expert is wanted at every step; out of step one serves all who wait for it."""
     sampling = Sampling(steps=12, guidance=1.0)
-    images, orders = [], []
-    for slots in (1, 2, 4):
-        mixture = taking_turns(places, "top-1", slots)
-        served: list[int] = []
-        counted = [Counted(denoiser, k, served) for k, denoiser in enumerate(mixture.denoisers)]
-        images.append(out_of_step(replace(mixture, denoisers=counted), sampling, 64))
-        orders.append(served)
+    together, turns = engine(places, 2), engine(places, 2)
+    images = [
+        in_step(Mixture(together.denoisers, Router(), parse_route("top-1")), sampling, IMAGES),
+        out_of_step(Mixture(turns.denoisers, Router(), parse_route("top-1")), sampling, IMAGES),
+    ]
     assert (images[0] - images[1]).abs().max() < 1e-4
-    assert (images[0] - images[2]).abs().max() < 1e-4
-    changes = [sum(a != b for a, b in zip(order[1:], order[:-1], strict=True)) for order in orders]
-    in_step_changes = 12 * 2  # at least, with three experts in use at every step
-    assert max(changes) < in_step_changes, "an expert that is there serves all who wait before another is fetched"
-
-
-class Counted:
-    """Passes on, and remembers the order; still one of an engine's experts to whoever asks."""
-
-    def __init__(self, denoiser: object, k: int, served: list[int]) -> None:
-        self.denoiser, self.k, self.served = denoiser, k, served
-        self.schedule, self.kind = denoiser.schedule, denoiser.kind  # type: ignore[attr-defined]
-        self.number = k
-
-    @property
-    def engine(self) -> Counted:
-        return self
-
-    def answers(self, groups: list) -> list[Tensor]:  # type: ignore[type-arg]
-        self.served.append(self.k)
-        return self.denoiser.engine.answers(groups)  # type: ignore[attr-defined]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counted)  # all of them speak for the one engine
-
-    def __hash__(self) -> int:
-        return 0
-
-    @property
-    def all_there(self) -> bool:
-        return bool(self.denoiser.engine.all_there)  # type: ignore[attr-defined]
-
-    def holds(self, number: int) -> bool:
-        return bool(self.denoiser.engine.holds(number))  # type: ignore[attr-defined]
-
-    def prepare(self, number: int, coming: list[int]) -> None:
-        self.denoiser.engine.prepare(number, coming)  # type: ignore[attr-defined]
+    assert together.residency.fetched > 12
+    assert turns.residency.fetched <= 8
 
 
 def test_a_router_that_is_asked_rarely_is_asked_as_rarely(places: list[Path]) -> None:

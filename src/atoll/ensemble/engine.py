@@ -81,18 +81,13 @@ class ExpertEngine:
 
     def _answer(self, slot: Slot, group: Group) -> Tensor:
         function = slot.function(self.residency.experts[group.expert], self.reference)
-        if not isinstance(function, Replayed):
-            x, t, condition = group.gathered()
-            if x.device != slot.device:
-                x, t = x.to(slot.device), t.to(slot.device)
-                condition = None if condition is None else condition.to(slot.device)
-            with torch.no_grad():
-                return function(x, t, condition).to(group.x.device)
-        # made here, on the stream that will read it
-        out = group.x.new_empty(
-            group.count, *group.x.shape[1:], dtype=torch.promote_types(group.x.dtype, torch.float32)
-        )
+        wide = torch.promote_types(group.x.dtype, torch.float32)
+        out = group.x.new_empty(group.count, *group.x.shape[1:], dtype=wide)  # made on the stream that will read it
         if slot.stream is not None:
             slot.stream.wait_stream(torch.cuda.current_stream(slot.device))
-        with torch.cuda.stream(slot.stream) if slot.stream is not None else nullcontext():
-            return function(group.x, group.t, group.condition, group.rows, out)
+        with torch.no_grad(), torch.cuda.stream(slot.stream) if slot.stream is not None else nullcontext():
+            if isinstance(function, Replayed):
+                return function(group.x, group.t, group.condition, group.rows, out)
+            x, t, condition = group.gathered()
+            condition = None if condition is None else condition.to(slot.device)
+            return out.copy_(function(x.to(slot.device), t.to(slot.device), condition))

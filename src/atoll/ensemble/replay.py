@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -122,8 +123,12 @@ class Replayed:
     def _recorded(self, inputs: dict[str, Tensor], kind: object) -> _Recorded:
         if not self._record:
             return _Recorded(inputs, None, None)
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        # recorded on the stream it will run on: cuBLAS keeps its workspace by stream, and two graphs that shared one
+        # must not run at the same time. Nothing can be recorded on the default stream.
+        running = torch.cuda.current_stream(self._device)
+        default = running == torch.cuda.default_stream(self._device)
+        stream = recording_stream(self._device) if default else running
+        stream.wait_stream(running)
         if kind not in self._warm:  # kernels are compiled and tables made before anything is recorded
             with torch.cuda.stream(stream):
                 self._compute(inputs)
@@ -137,8 +142,14 @@ class Replayed:
                 answer = self._compute(inputs)
             finally:
                 graph.capture_end()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        running.wait_stream(stream)
         return _Recorded(inputs, answer, graph)
+
+
+@lru_cache
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """For what runs on the default stream, one thing at a time."""
+    return torch.cuda.Stream(device)
 
 
 def with_dropped(condition: Condition) -> Condition:

@@ -111,7 +111,9 @@ class Residency:
             self._make_slot(devices[i % len(devices)], experts[i].layout.nbytes if self.resident else largest, i)
             for i in range(slots)
         ]
-        self._copying = {d: torch.cuda.Stream(d) for d in {s.device for s in self.slots} if d.type == "cuda"}
+        self._copying = {
+            d: torch.cuda.Stream(d, priority=-1) for d in {s.device for s in self.slots} if d.type == "cuda"
+        }
         self._host: dict[int, Tensor] = {}
         self._keep = not self.resident and bool(self._copying) and host_holds(experts)
         self._last_used: dict[int, int] = {}

@@ -155,7 +155,9 @@ class Filling:
         count = 0 if direct else BUFFERS if self._cuda else 1
         self._buffers = [torch.empty(largest, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(count)]
         self._free: list[torch.cuda.Event | None] = [None] * count
-        self._stream = torch.cuda.Stream(memory.device) if self._cuda else None
+        # of another priority than experts run at: torch has few streams and deals them out in turn, and one that
+        # belongs to an expert as well may be recording
+        self._stream = torch.cuda.Stream(memory.device, priority=-1) if self._cuda else None
         self._extremes: dict[str, Tensor] = {}
         self._turn = 0
 

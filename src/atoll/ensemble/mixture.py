@@ -21,7 +21,7 @@ from ..process import GuidanceWeights as GuidanceWeights  # others know it from 
 from .asking import PerImageRouter, Router
 from .groups import asked, grouped
 from .routes import Full, PerImageRoute, Route
-from .turns import Turns
+from .turns import Turns, residents_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ class Mixture:
             weights2 = self.weights(x, t, condition).repeat(2, 1)
         conditional, unconditional = self._mix(x2, t2, condition2, weights2).chunk(2)
         return Prediction(Kind.VELOCITY, guide(conditional, unconditional, scale))
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its experts are not all there at the same time."""
+        return residents_of(self) is not None
 
     def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Turns:
         """For images that do not go in step, because not all experts are there at the same time."""

@@ -9,13 +9,14 @@ nobody computes in, beside the work of the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..artifacts import UserError
 from ..islands.expert import ExpertCard, bridged
 from ..process import Condition, Schedule
 from ..training.execution import Execution
@@ -24,6 +25,14 @@ from .replay import SHAPES, Function, Replayed
 from .weights import Layout, WeightsFile
 
 READERS = 8  # threads that read experts at the same time
+
+
+class UnreadableExperts(UserError):
+    """Some experts cannot be used, by number, and why."""
+
+    def __init__(self, reasons: Mapping[int, UserError]) -> None:
+        super().__init__(str(next(iter(reasons.values()))))
+        self.reasons = reasons
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,7 @@ class Residency:
         self._last_used: dict[int, int] = {}
         self._clock = 0
         self.fetched = 0  # experts put into a slot in which another was, or nobody
-        if self.resident:
-            self._fill_all()
+        self._read_all()
 
     def _make_slot(self, device: torch.device, nbytes: int, number: int) -> Slot:
         memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -132,16 +140,35 @@ class Residency:
             stream = torch.cuda.current_stream(device)
         return Slot(memory, stream, self.running)
 
-    def _fill_all(self) -> None:
-        """Every expert into its slot, several files at once."""
+    def _read_all(self) -> None:
+        """Every expert to where it stays or waits, several files at once; where it stays in its file, checked."""
 
-        def fill(k: int) -> None:
-            self.experts[k].file.read_into(self.experts[k].layout, self._part(self.slots[k], k))
+        def read(k: int) -> UserError | None:
+            stored = self.experts[k]
+            try:
+                if self.resident:
+                    stored.file.read_into(stored.layout, self._part(self.slots[k], k))
+                elif self._keep:
+                    self._host[k] = self._read_host(k)
+                else:
+                    stored.file.check()
+            except UserError as error:
+                return error
+            return None
 
-        for _ in self._readers.map(fill, range(len(self.experts))):
-            pass
-        for k, slot in enumerate(self.slots):
-            slot.holds = k
+        found = dict(enumerate(self._readers.map(read, range(len(self.experts)))))
+        unreadable = {k: error for k, error in found.items() if error is not None}
+        if unreadable:
+            raise UnreadableExperts(unreadable)
+        if self.resident:
+            for k, slot in enumerate(self.slots):
+                slot.holds = k
+
+    def _read_host(self, k: int) -> Tensor:
+        stored = self.experts[k]
+        memory = torch.empty(stored.layout.nbytes, dtype=torch.uint8, pin_memory=True)
+        stored.file.read_into(stored.layout, memory)
+        return memory
 
     def _part(self, slot: Slot, k: int) -> Tensor:
         return slot.memory[: self.experts[k].layout.nbytes]
@@ -188,17 +215,11 @@ class Residency:
         return slot
 
     def _read(self, slot: Slot, k: int) -> None:
-        """From the file, by way of the host's memory if the expert is to wait there the next time."""
+        """From the file."""
+        if slot.left is not None:
+            slot.left.synchronize()
         stored = self.experts[k]
-        if not self._keep:
-            if slot.left is not None:
-                slot.left.synchronize()
-            stored.file.read_into(stored.layout, self._part(slot, k))
-            return
-        memory = torch.empty(stored.layout.nbytes, dtype=torch.uint8, pin_memory=True)
-        stored.file.read_into(stored.layout, memory)
-        self._host[k] = memory
-        self._copy(slot, k)
+        stored.file.read_into(stored.layout, self._part(slot, k))
 
     def _copy(self, slot: Slot, k: int) -> None:
         stream = self._copying[slot.device]

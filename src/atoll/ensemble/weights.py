@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..artifacts import UserError
+from ..artifacts import UserError, verify_file
 from ..artifacts.known_digests import file_state, known_digest, remember_digest
 from ..models.dit import DiT, DiTConfig
 from ..models.int8 import SCALE, quantised, to_int8
@@ -95,6 +95,10 @@ class WeightsFile:
     @property
     def nbytes(self) -> int:
         return self.start + max(end for _, end in self.spans.values())
+
+    def check(self) -> None:
+        """Refuse a file that is not what it must be, without keeping any of it."""
+        verify_file(self.path, self.sha256, self.nbytes)
 
     def read_into(self, layout: Layout, memory: Tensor) -> None:
         """Fill memory, uint8 [layout.nbytes] on any device, and refuse a file that is not what it must be."""

@@ -15,20 +15,21 @@ from .artifacts import Store, UserError, canonical_json, find, sha256_bytes
 from .convert.release import is_release, read_release, to_pipeline
 from .data.space import LatentSpace, TextSpace
 from .data.text import text_encoder
-from .ensemble.asking import AskedEvery, Router, RouterInPrecision
+from .ensemble.asking import AskedEvery
 from .ensemble.load import Ensemble, load_ensemble
 from .ensemble.mixture import Mixture
+from .ensemble.placing import Alone, Placement, load_alone
 from .ensemble.record import Glimpse, RouteWatch, WatchedRoute
 from .ensemble.routes import Fixed, parse_route
 from .islands.expert import KIND as EXPERT
-from .islands.expert import Expert, load_expert
 from .models.autoencoders import load_autoencoder
-from .process import Condition, Denoiser, InPrecision, LinearFlow
+from .process import Condition, Denoiser
 from .sampling import Sampling as Sampling  # for whoever imports the model
 from .sampling import Step, image_seeds
 from .sampling import stream as paint
+from .sampling.out_of_step import paint_out_of_step
 from .training.execution import named_or_best
-from .training.resources import usable
+from .training.resources import parse_memory, usable
 
 DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents
 Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
@@ -42,7 +43,7 @@ class Model:
     images = model.generate(["a handwritten seven"], steps=50, guidance=2.0, route="top-2", seed=0)
     """
 
-    body: Ensemble | Expert
+    body: Ensemble | Alone
     latent: LatentSpace
     text: TextSpace | None
     digest: str
@@ -106,11 +107,23 @@ class Model:
     ) -> Tensor:
         """Normalised latents [N, C, H, W] for N prompts and their seeds; image i depends on seed i only.
 
-        `callback` sees every step, `watch` every routing.
+        `callback` sees every step, `watch` every routing. Where experts take turns, images go in step for a callback
+        only.
         """
         seen = Glimpse()
         watchers: list[RouteWatch] = [] if callback is None else [seen.add]
         watchers += [] if watch is None else [watch]
+        if callback is None and (unhurried := self._taking_turns(sampling, *watchers)) is not None:
+            return paint_out_of_step(
+                unhurried,
+                self.latent.shape,
+                seeds,
+                self.condition(prompts),
+                self.settled(sampling),
+                batch=batch,
+                device=self.device,
+                progress=progress,
+            )
         latents = torch.empty(len(seeds), *self.latent.shape, device=self.device)
         for rows, step in self._walk(prompts, seeds, sampling, batch, *watchers):
             latents[rows] = step.after
@@ -135,7 +148,7 @@ class Model:
     @property
     def classes(self) -> int | None:
         """How many class labels the networks read, for a model conditioned on labels instead of text."""
-        expert = self.body if isinstance(self.body, Expert) else self.body.experts[0]
+        expert = self.body if isinstance(self.body, Alone) else self.body.experts[0]
         return expert.card.architecture.classes
 
     @property
@@ -155,7 +168,7 @@ class Model:
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The same with nothing left open: which route, in what precision; no guidance where no prompt can guide."""
-        if isinstance(self.body, Expert) and sampling.route is not None:
+        if isinstance(self.body, Alone) and sampling.route is not None:
             raise UserError(
                 f"--route {sampling.route}: this is a single expert, there is nothing to route; leave it out"
             )
@@ -170,25 +183,36 @@ class Model:
     def denoiser(self, sampling: Sampling = Sampling(), *watchers: RouteWatch) -> Denoiser:
         """The model as one denoiser on the reference path; the watchers see what is routed."""
         sampling = self.settled(sampling)
-        precision = sampling.precision_on(self.device)
-        if isinstance(self.body, Expert):
-            return computed_in(self.body.denoiser(LinearFlow()), precision)
+        assert sampling.precision != "auto", "settled"
+        if isinstance(self.body, Alone):
+            return self.body.denoiser(sampling.precision)
         assert sampling.route is not None, "settled"
         route = parse_route(sampling.route)
         # one that is fixed at the first step has no use for later answers
         every = sampling.steps if isinstance(route, Fixed) else sampling.route_every
         for watch in watchers:
             route = WatchedRoute(route, watch)
-        mixture = self.body.mixture(route, sampling.guidance_weights)
-        return replace(
-            mixture,
-            denoisers=[computed_in(expert, precision) for expert in mixture.denoisers],
-            router=asked(mixture, sampling, every, precision),
-        )
+        mixture = self.body.mixture(route, sampling.guidance_weights, sampling.precision)
+        if every == 1:
+            return mixture
+        return replace(mixture, router=AskedEvery(mixture.router, sampling.times(mixture.schedule), every))
+
+    def _taking_turns(self, sampling: Sampling, *watchers: RouteWatch) -> Mixture | None:
+        """The model's mixture if not all of its experts are there at a time: its images then need not go in step."""
+        denoiser = self.denoiser(sampling, *watchers)
+        return denoiser if isinstance(denoiser, Mixture) and denoiser.takes_turns else None
+
+    @property
+    def said(self) -> str:
+        """Where the experts are and why, in one line."""
+        return self.body.placed.said
 
     def to_diffusers(self) -> Any:
-        """The model as a diffusers pipeline that shares its weights: `save_pretrained` writes a folder for others."""
-        return to_pipeline(self.body, self.latent, self.text, self.digest, self.device)
+        """The model as a diffusers pipeline, with its own copy of the weights in float32.
+
+        Its `save_pretrained` writes a folder for people who have diffusers and no atoll, as `atoll export` does.
+        """
+        return to_pipeline(self.body, self.latent, self.text, self.device)
 
     def _walk(
         self, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling, batch: int, *watchers: RouteWatch
@@ -271,16 +295,6 @@ def changed(
     return replace(sampling or Sampling(), **changes)  # type: ignore[arg-type]
 
 
-def computed_in(denoiser: Denoiser, precision: torch.dtype) -> Denoiser:
-    return denoiser if precision is torch.float32 else InPrecision(denoiser, precision)
-
-
-def asked(mixture: Mixture, sampling: Sampling, every: int, precision: torch.dtype) -> Router:
-    """The mixture's router in a precision, asked at every n-th step."""
-    router = mixture.router if precision is torch.float32 else RouterInPrecision(mixture.router, precision)
-    return router if every == 1 else AskedEvery(router, sampling.times(mixture.schedule), every)
-
-
 def class_number(prompt: str, classes: int) -> int:
     """A prompt that is a class label."""
     if not prompt.isdecimal() or int(prompt) >= classes:
@@ -296,29 +310,57 @@ def to_pil(images: Tensor) -> list[Image.Image]:
     ]
 
 
-def load(place: str | Path, *, router: str | None = None, device: str | None = None) -> Model:
+def load(
+    place: str | Path,
+    *,
+    router: str | None = None,
+    device: str | None = None,
+    memory: str | float | None = None,
+    weights: str | None = None,
+) -> Model:
     """Load a run (a folder or URL with ensemble.json), one expert's folder, or a folder of `atoll export`.
 
-    `router` names another router folder of the run than the one its ensemble.json registers.
+    `router` names another router folder of the run than the one its ensemble.json registers. `device` may name several,
+    "cuda:0,cuda:1": experts are spread over them. `memory` ("12GB", or a number of GiB) is what the experts may take of
+    each; where not all have room they take turns. `weights` "int8" keeps them in half the memory of bfloat16, and makes
+    slightly other images.
     """
     store = Store.at(place)
-    if device is not None and not usable(device):
-        raise UserError(f"--device {device}: this machine has none; use cpu")
-    on = torch.empty(0, device=named_or_best(device)).device  # with its number, where it has one
+    placement = placement_of(device, memory, weights)
     if not store.exists():
         raise UserError(f"{place}: no such run; check the path, or make one with `atoll demo`")
     artifact = find(store)
     if artifact is not None and artifact.manifest.kind == EXPERT:
-        expert = load_expert(store, on)
-        return Model(expert, expert.card.latent, expert.card.text, expert.digest, on)
+        alone = load_alone(store, placement)
+        return Model(alone, alone.card.latent, alone.card.text, rounded(alone.digest, placement), placement.device)
     if is_release(store):
         if router is not None:
             raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
-        released = read_release(store, on)
-        return Model(released.body, released.latent, released.text, released.digest, on)
-    ensemble = load_ensemble(store, router, on)
+        made = read_release(store, placement)
+        return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device)
+    ensemble = load_ensemble(store, router, placement)
     # the file names its own router; another one makes another model
     digest = ensemble.file.model_digest()
     if router is not None:
         digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
-    return Model(ensemble, ensemble.file.latent, ensemble.file.text, digest, on)
+    return Model(ensemble, ensemble.file.latent, ensemble.file.text, rounded(digest, placement), placement.device)
+
+
+def placement_of(device: str | None, memory: str | float | None, weights: str | None) -> Placement:
+    """Where experts go, as the user says it."""
+    if weights not in (None, "int8"):
+        raise UserError(f"--weights {weights}: use int8, or leave it out for weights of the precision")
+    names = named_or_best(device).split(",")
+    for name in names:
+        if not usable(name):
+            raise UserError(f"--device {name}: this machine has none; use cpu")
+    devices = tuple(torch.empty(0, device=name).device for name in names)  # with its number, where it has one
+    if len({on.type for on in devices}) > 1:
+        raise UserError(f"--device {device}: experts are spread over devices of one kind; leave one out")
+    room = parse_memory(memory) if isinstance(memory, str) else memory
+    return Placement(devices, room, int8=weights == "int8")
+
+
+def rounded(digest: str, placement: Placement) -> str:
+    """The digest of a model whose weights were rounded: it paints other images."""
+    return sha256_bytes(canonical_json([digest, "int8"])) if placement.int8 else digest

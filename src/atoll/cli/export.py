@@ -10,7 +10,7 @@ import typer
 from ..artifacts import Store, UserError
 from ..convert import export as stock
 from ..convert.release import export_pipeline
-from ..islands.expert import Expert, load_expert
+from ..islands.expert import load_expert
 from ..model import load
 from .bars import console
 
@@ -39,8 +39,9 @@ def export(
     """
     if to == "diffusers":
         model = load(run, router=router, device="cpu")
-        export_pipeline(model.body, model.latent, model.text, model.digest, out, Store.at(run))
-        count = "one expert" if isinstance(model.body, Expert) else f"{len(model.body.experts)} experts"
+        export_pipeline(model.body, model.latent, model.text, out, Store.at(run))
+        experts = len(model.body.placed.experts)
+        count = "one expert" if experts == 1 else f"{experts} experts"
         console.print(f"diffusers pipeline of {count} in [bold]{out}[/bold]; read its README.md")
     elif to == "transformer":
         if router is not None:

@@ -26,7 +26,15 @@ def sample(
     router: Annotated[str | None, typer.Option(help="Another router folder of the run, such as router-blind")] = None,
     batch: Annotated[int, typer.Option(help="Images per network call", min=1)] = 64,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, mps, or several: cuda:0,cuda:1; default: cuda if there is one")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What experts may take of a device: 12GB; default: what is free on a GPU")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the PNGs and samples.json")] = Path("samples"),
 ) -> None:
     """Paint images. Writes one PNG per image, a sheet of all, and samples.json with every setting.
@@ -40,9 +48,12 @@ def sample(
 
       atoll sample runs/demo --prompt "a handwritten one" --prompt "a handwritten two" --guidance 1 --seed 7
 
+      atoll sample runs/photos --prompt "a red tulip" --memory 12GB --weights int8
+
       atoll sample runs/demo --prompt "a handwritten six" --grid shifted-3 --steps 20 --route-every 5
     """
-    model = load(run, router=router, device=device)
+    model = load(run, router=router, device=device, memory=memory, weights=weights)
+    console.print(model.said, soft_wrap=True, highlight=False)
     if model.is_conditional and not prompt:
         raise UserError('--prompt: missing; say what to paint, for example --prompt "a handwritten three"')
     settings = SampleSettings(

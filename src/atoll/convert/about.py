@@ -10,18 +10,19 @@ from .. import __version__
 from ..artifacts import Artifact, Store, find
 from ..data.space import LatentSpace, TextSpace
 from ..ensemble.load import Ensemble
-from ..islands.expert import Expert
+from ..ensemble.placing import Alone, OpenedExpert
 from ..islands.order import Order
+from ..models.accounting import account
 from ..models.autoencoders import load_autoencoder
 from .bundle import expert_names
 
 
 def about_model(
-    body: Ensemble | Expert, latent: LatentSpace, text: TextSpace | None, digest: str, run: Store | None = None
+    body: Ensemble | Alone, latent: LatentSpace, text: TextSpace | None, digest: str, run: Store | None = None
 ) -> dict[str, Any]:
     """The facts a model carries in itself and, with the run it comes from, those that lie there."""
     ensemble = body if isinstance(body, Ensemble) else None
-    experts = [body] if isinstance(body, Expert) else list(body.experts)
+    experts = body.placed.experts
     about: dict[str, Any] = {
         "atoll": __version__,
         "digest": digest,
@@ -47,7 +48,7 @@ def about_model(
     return about
 
 
-def about_expert(expert: Expert, ensemble: Ensemble | None) -> dict[str, Any]:
+def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, Any]:
     card = expert.card
     members = {} if ensemble is None else {member.digest: member for member in ensemble.file.experts}
     measured = members[expert.digest].yardsticks if expert.digest in members else None
@@ -56,7 +57,7 @@ def about_expert(expert: Expert, ensemble: Ensemble | None) -> dict[str, Any]:
         "order": card.order,
         "cluster": card.cluster,
         "objective": f"{card.kind} on {card.schedule.name}",
-        "parameters": sum(p.numel() for p in expert.network.parameters()),
+        "parameters": account(card.architecture).parameters,
         "images": card.images,
         "origin": card.origin,
         "licence": card.licence,
@@ -78,7 +79,7 @@ def about_latents(latent: LatentSpace, text: TextSpace | None) -> dict[str, Any]
     }
 
 
-def example(expert: Expert, text: TextSpace | None) -> str | None:
+def example(expert: OpenedExpert, text: TextSpace | None) -> str | None:
     """A prompt for the snippet: one the model surely takes."""
     if text is not None:
         return " ".join((text.vocabulary or ())[: text.length]) if text.kind == "words" else "a photograph"

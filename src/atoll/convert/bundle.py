@@ -33,14 +33,14 @@ OUTSIDE = {"torch", "numpy", "safetensors", "diffusers"} | sys.stdlib_module_nam
 # modules that stay behind, and what stands for them
 LEFT_BEHIND = {
     "atoll.models.fused": '''
-class fused:
-    """Triton kernels stay with atoll: here it is always the plain formulas, which are the kernels' reference."""
+class NoKernels:
+    """Triton kernels stay with atoll. Whoever asks whether one is there hears no, and uses the plain formulas."""
 
-    @staticmethod
-    def available(*sizes):
-        return False
+    def __getattr__(self, question):
+        return lambda *sizes: False
 
-    attends = attends_to_text = available
+
+fused = NoKernels()
 '''
 }
 
@@ -312,7 +312,9 @@ def bound(statement: ast.stmt) -> list[str]:
 
 
 def is_import(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Import | ast.ImportFrom)
+    """An import, or those that only a type checker sees."""
+    checked = isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
+    return checked or isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def is_text(statement: ast.stmt) -> bool:

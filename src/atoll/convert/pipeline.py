@@ -29,9 +29,12 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.vae import DecoderOutput
 from diffusers.schedulers.scheduling_utils import SchedulerOutput
+from diffusers.utils import SAFETENSORS_WEIGHTS_NAME
 from diffusers.utils.torch_utils import randn_tensor
+from safetensors.torch import save_file
 from torch import Tensor
 
+from ..artifacts import sha256_file
 from ..data.space import restored
 from ..data.text import word_ids
 from ..ensemble.asking import AskedEvery, Router
@@ -59,11 +62,10 @@ from ..sampling.grids import parse_grid
 from ..sampling.guidance import Guided
 from ..sampling.noise import step_noise
 from ..sampling.solvers import Step, parse_solver
-from ..training.result import saved_digest
+from ..training.result import as_saved, saved_digest
 from .model_card import model_card
 
 STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
-ONE_FILE = "1000GB"  # of weights: `atoll.load` reads an expert's digest off one file
 SOLVERS_OF_ONE_CALL = ("dpmpp_2m", "euler", "stochastic")  # a loop of diffusers asks the model once per step
 
 
@@ -81,13 +83,29 @@ def architecture_of(settings: Mapping[str, Any]) -> DiTConfig:
 class AtollExpert(ModelMixin, ConfigMixin):
     """One expert: a network, and a card with the schedule and kind it was trained for.
 
-    `digest` is the expert's in the run it comes from, `weights` the sha256 of its model.safetensors there.
+    `digest` is the expert's in the run it comes from, `weights` the sha256 of its model.safetensors there. The file of
+    weights here is that file, byte for byte.
     """
 
     @register_to_config
     def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
         super().__init__()
-        self.network = DiT(architecture_of(card["architecture"]))
+        network = DiT(architecture_of(card["architecture"]))
+        for name, part in network.named_children():
+            self.add_module(name, part)
+        self.__dict__["network"] = network  # not a part itself, so that weights have the names they have in the run
+
+    def save_pretrained(self, save_directory: str | Path, safe_serialization: bool = True) -> None:
+        """Write config and weights. Weights that were changed are nobody's any more: the digest goes."""
+        assert safe_serialization, "no pickles here"
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(as_saved(self.state_dict()), folder / SAFETENSORS_WEIGHTS_NAME)
+        weights = sha256_file(folder / SAFETENSORS_WEIGHTS_NAME)
+        if self.config.weights not in (None, weights):
+            self.register_to_config(digest=None)
+        self.register_to_config(weights=weights)
+        self.save_config(folder)
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
         answer: Tensor = self.network(x, time, condition)
@@ -431,14 +449,13 @@ class Painting:
         self,
         save_directory: str | Path,
         safe_serialization: bool = True,
-        variant: str | None = None,
-        max_shard_size: int | str | None = None,
         push_to_hub: bool = False,
     ) -> None:
         """Write a folder that loads again: every component with this code beside it, the index, and the model card."""
-        if not safe_serialization or push_to_hub:
-            wrong = "push_to_hub: save it, then `hf upload`" if push_to_hub else "safe_serialization: no pickles here"
-            raise ValueError(wrong)
+        if not safe_serialization:
+            raise ValueError("safe_serialization=False: there are no pickles here; leave it out")
+        if push_to_hub:
+            raise ValueError("push_to_hub: save the folder, look at its README.md, then `hf upload` it")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         index: dict[str, Any] = {"_class_name": [code_name(), type(self).__name__]}
@@ -451,13 +468,9 @@ class Painting:
             index[name] = list(entry)
             if component is None:
                 continue
-            options = {"variant": variant, "max_shard_size": max_shard_size}
-            if isinstance(component, AtollExpert | AtollRouter):
+            if isinstance(component, AtollRouter):
                 component.register_to_config(weights=saved_digest(component.network.state_dict()))
-                options["max_shard_size"] = max_shard_size or ONE_FILE
-            known = _parameters(component.save_pretrained)
-            options = {key: value for key, value in options.items() if value is not None and key in known}
-            component.save_pretrained(folder / name, **options)
+            component.save_pretrained(folder / name)
             if type(component).__module__ == __name__:
                 index[name] = [code_name(), type(component).__name__]
                 write_code(folder / name)

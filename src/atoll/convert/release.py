@@ -3,8 +3,8 @@
 model_index.json                        the components, and under `atoll` what diffusers has no place for
 README.md                               the model card
 atoll_<digest>.py                       the code (bundle.py), at the root and again beside each component that needs it
-expert_00/ ... router/                  config.json with the card and its digests, weights as safetensors
-scheduler/ vae/ text_encoder/ tokenizer/
+expert_00/ ...                          config.json with the card and its digests; the expert's model.safetensors
+router/ scheduler/ vae/ text_encoder/ tokenizer/
 
 Reading it back runs none of the folder's code: JSON is validated, weights are checked like a stranger's, and their
 digests must be those that the experts had in their run.
@@ -15,26 +15,30 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
+from safetensors.torch import load_file
 from torch import nn
 
-from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
+from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes, verify_file
 from ..data.space import LatentSpace, TextSpace
 from ..ensemble.file import EnsembleFile
 from ..ensemble.load import Ensemble, check_spaces
-from ..islands.expert import Expert, ExpertCard
+from ..ensemble.placing import Alone, OpenedExpert, Placed, Placement
+from ..ensemble.weights import open_weights
+from ..islands.expert import ExpertCard
 from ..models.autoencoders import DiffusersKL, NetworkAutoencoder, Tiny, load_autoencoder
-from ..models.dit import DiT, DiTConfig
+from ..models.dit import DiTConfig
 from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
+from ..models.shapes import as_shapes
 from ..models.text_encoders import load_pretrained_text
-from ..process import LinearFlow
+from ..process import LinearFlow, Schedule
 from ..router.card import RouterCard, TrainedRouter
 from ..training.result import read_network, saved_digest
 from .about import about_model
@@ -43,7 +47,7 @@ from .checkpoint import read_json
 
 INDEX = "model_index.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-PREFIX = "network."  # of the weights' names: a component holds a network of ours
+PREFIX = "network."  # of the names of a router's weights: the component holds a network of ours
 COPIED = ("*.json", "*.txt", "*.model", "*.safetensors")  # of a pretrained model's folder
 Card = TypeVar("Card", bound=BaseModel)
 
@@ -52,33 +56,34 @@ Card = TypeVar("Card", bound=BaseModel)
 class Release:
     """What a folder held."""
 
-    body: Ensemble | Expert
+    body: Ensemble | Alone
     latent: LatentSpace
     text: TextSpace | None
     digest: str
 
 
 def to_pipeline(
-    body: Ensemble | Expert,
+    body: Ensemble | Alone,
     latent: LatentSpace,
     text: TextSpace | None,
-    digest: str,
     device: torch.device,
     run: Store | None = None,
 ) -> Any:
-    """The model as a diffusers pipeline on `device`. Its networks share the memory of the model's weights."""
+    """The model as a diffusers pipeline on `device`; the experts' weights are read again, in float32."""
     library = _diffusers()
-    experts = [body] if isinstance(body, Expert) else list(body.experts)
+    experts = body.placed.experts
     code: Any = load(bundle(len(experts)))
     ensemble = body if isinstance(body, Ensemble) else None
     components: dict[str, Any] = {"scheduler": code.AtollScheduler(), "router": None}
     components["vae"] = _autoencoder(latent, code, library)
     components |= _text(text, code)
     for name, expert in zip(expert_names(len(experts)), experts, strict=True):
-        components[name] = _component(code.AtollExpert, expert.card, expert.digest, expert.network)
+        components[name] = _expert(code.AtollExpert, expert)
     if ensemble is not None:
         router = ensemble.router
-        components["router"] = _component(code.AtollRouter, router.card, router.digest, router.network)
+        made = _as_shapes(code.AtollRouter, router.card, router.digest)
+        made.network.load_state_dict(_sharing(router.network).state_dict(), strict=True, assign=True)
+        components["router"] = made.eval().requires_grad_(False)
     reference = LinearFlow() if ensemble is None else ensemble.file.reference
     spaces = {
         "latent": latent.model_dump(mode="json"),
@@ -86,23 +91,18 @@ def to_pipeline(
         "reference": asdict(reference),
         "route": None if ensemble is None else ensemble.file.route,
         "ensemble": None if ensemble is None else ensemble.file.model_dump(mode="json"),
-        "about": about_model(body, latent, text, digest, run),
+        "about": about_model(body, latent, text, digest_of(body), run),
     }
     return code.AtollPipeline(**components, atoll=spaces).to(device)
 
 
 def export_pipeline(
-    body: Ensemble | Expert,
-    latent: LatentSpace,
-    text: TextSpace | None,
-    digest: str,
-    out: Path,
-    run: Store | None = None,
+    body: Ensemble | Alone, latent: LatentSpace, text: TextSpace | None, out: Path, run: Store | None = None
 ) -> None:
     """Write the folder. Files of autoencoder and text encoder are copied as they are, so that they keep their ids."""
     if out.exists():
         raise UserError(f"--out {out}: already exists; give a folder that does not")
-    pipeline = to_pipeline(body, latent, text, digest, torch.device("cpu"), run)
+    pipeline = to_pipeline(body, latent, text, torch.device("cpu"), run)
     draft = out.with_name(f".{out.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -125,12 +125,27 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def _component(kind: Any, card: BaseModel, digest: str, network: nn.Module) -> Any:
-    """A component around a network's own tensors; nothing is initialised to be overwritten."""
-    with torch.device("meta"):
-        made = kind(card=card.model_dump(mode="json"), digest=digest)
-    made.network.load_state_dict(network.state_dict(), strict=True, assign=True)
+def _expert(kind: Any, expert: OpenedExpert) -> Any:
+    file = expert.file
+    made = _as_shapes(kind, expert.card, expert.digest, file.sha256)
+    verify_file(file.path, file.sha256)
+    made.load_state_dict(load_file(file.path), strict=True, assign=True)
     return made.eval().requires_grad_(False)
+
+
+def _as_shapes(kind: Any, card: BaseModel, digest: str, weights: str | None = None) -> Any:
+    """A component whose weights are to come: nothing is initialised to be overwritten."""
+    with as_shapes():
+        return kind(card=card.model_dump(mode="json"), digest=digest, weights=weights)
+
+
+def digest_of(body: Ensemble | Alone) -> str:
+    """Of the model as it was trained; an ensemble with another router than its file names is another model."""
+    if not isinstance(body, Ensemble):
+        return body.digest
+    file, router = body.file, body.router.digest
+    own = file.router is not None and file.router.digest == router
+    return file.model_digest() if own else sha256_bytes(canonical_json([file.model_digest(), router]))
 
 
 def _autoencoder(latent: LatentSpace, code: Any, library: Any) -> Any:
@@ -178,7 +193,7 @@ def is_release(store: Store) -> bool:
     return store.exists(INDEX)
 
 
-def read_release(store: Store, device: torch.device | str) -> Release:
+def read_release(store: Store, placement: Placement = Placement()) -> Release:
     """Read a folder that `export_pipeline`, or such a pipeline's own `save_pretrained`, has written."""
     if not store.is_local:
         raise UserError(f"{store}: a diffusers folder is read from a disk; copy it there")
@@ -193,29 +208,42 @@ def read_release(store: Store, device: torch.device | str) -> Release:
     for part in ("vae", "text_encoder"):
         if list((folder / part).glob("*.safetensors")):
             locate(str(folder / part))  # leaves a note: ids in the cards find their weights here
-    experts = [_read_expert(folder / name, device) for name in names]
+    experts = [_open_expert(folder / name) for name in names]
     if spaces.get("ensemble") is None:
         (expert,) = experts
-        return Release(expert, expert.card.latent, expert.card.text, expert.digest)
+        alone = Alone(expert, _placed(experts, placement, LinearFlow()))
+        return Release(alone, expert.card.latent, expert.card.text, digest_of(alone))
     file = _valid(EnsembleFile, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
-    router = _read_router(folder / "router", device)
-    known = {member.digest: member.cluster for member in file.experts}
-    for k, expert in enumerate(experts):
-        if known.get(expert.digest) != k:
-            raise UserError(f"{folder}/{names[k]}: is not the expert of cluster {k} that {INDEX} names; export again")
-        check_spaces(file, expert, f"{folder}/{names[k]}")
-    if len(experts) != file.clusters or router.card.architecture.clusters != file.clusters:
-        raise UserError(f"{folder}: {len(experts)} experts and a router for another number of clusters; export again")
-    own = file.router is not None and file.router.digest == router.digest
-    digest = file.model_digest() if own else sha256_bytes(canonical_json([file.model_digest(), router.digest]))
-    return Release(Ensemble(file, experts, router), file.latent, file.text, digest)
+    router = _read_router(folder / "router", placement.device)
+    _check_members(file, experts, router, folder)
+    ensemble = Ensemble(file, experts, router, _placed(experts, placement, file.reference))
+    return Release(ensemble, file.latent, file.text, digest_of(ensemble))
 
 
-def _read_expert(folder: Path, device: torch.device | str) -> Expert:
+def _placed(experts: Sequence[OpenedExpert], placement: Placement, reference: Schedule) -> Placed:
+    placed = Placed(experts, placement, reference)
+    placed.read()
+    return placed
+
+
+def _check_members(file: EnsembleFile, experts: Sequence[OpenedExpert], router: TrainedRouter, folder: Path) -> None:
+    """The experts that lie there must be those that the ensemble names, one for each cluster."""
+    clusters = {member.digest: member.cluster for member in file.experts}
+    for k, (name, expert) in enumerate(zip(expert_names(len(experts)), experts, strict=True)):
+        if clusters.get(expert.digest) != k:
+            raise UserError(f"{folder}/{name}: is not the expert of cluster {k} that {INDEX} names; export again")
+        check_spaces(file, expert, f"{folder}/{name}")
+    if {len(experts), router.card.architecture.clusters} != {file.clusters}:
+        raise UserError(f"{folder}: {len(experts)} experts, {file.clusters} clusters; export the model again")
+
+
+def _open_expert(folder: Path) -> OpenedExpert:
     settings = read_json(folder / "config.json")
     card = _valid(ExpertCard, settings.get("card"), f"{folder}/config.json: card")
-    network = read_network(lambda: DiT(card.architecture), card.architecture, _weights(folder), device, PREFIX)
-    return Expert(card, network, _digest(folder, settings, network))
+    digest, weights = settings.get("digest"), settings.get("weights")
+    if not isinstance(digest, str) or not isinstance(weights, str):
+        raise UserError(f"{folder}: its weights were changed after the export; load it with diffusers")
+    return OpenedExpert(card, digest, open_weights(_weights(folder), weights, card.architecture))
 
 
 def _read_router(folder: Path, device: torch.device | str) -> TrainedRouter:
@@ -223,21 +251,16 @@ def _read_router(folder: Path, device: torch.device | str) -> TrainedRouter:
     card = _valid(RouterCard, settings.get("card"), f"{folder}/config.json: card")
     trunk: DiTConfig = card.architecture.trunk
     network = read_network(lambda: Router(card.architecture), trunk, _weights(folder), device, PREFIX)
-    return TrainedRouter(card, network, _digest(folder, settings, network))
+    digest = settings.get("digest")
+    if not isinstance(digest, str) or settings.get("weights") != saved_digest(network.state_dict()):
+        raise UserError(f"{folder}: its weights are not those it was exported with; export the model again")
+    return TrainedRouter(card, network, digest)
 
 
 def _weights(folder: Path) -> Path:
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: holds no {WEIGHTS}; weights in several files or of a variant are diffusers' only")
     return folder / WEIGHTS
-
-
-def _digest(folder: Path, settings: Mapping[str, Any], network: nn.Module) -> str:
-    """The digest the config states, if the weights are those it belongs to."""
-    digest, weights = settings.get("digest"), settings.get("weights")
-    if not isinstance(digest, str) or weights != saved_digest(network.state_dict()):
-        raise UserError(f"{folder}: its weights are not those it was exported with; export again, or use diffusers")
-    return digest
 
 
 def _valid(model: type[Card], value: Any, where: str) -> Card:

@@ -43,11 +43,15 @@ class AskedEvery:
     def bind(self, rows: slice, seeds: Sequence[int]) -> AskedEvery:
         return replace(self, _kept=[])
 
+    def due(self, t: Tensor) -> Tensor:
+        """Whether it is asked at these times: bool [B]."""
+        return (self.times.to(t) >= t[:, None] - CLOSE).sum(dim=1).sub(1).remainder(self.every) == 0
+
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         if self._kept is None:
             raise ValueError("a router that keeps its answers must be bound to the batch's images")
         before = self._kept[0][: len(x)] if self._kept and len(self._kept[0]) >= len(x) else None
-        due = (self.times.to(t) >= t[:, None] - CLOSE).sum(dim=1).sub(1).remainder(self.every) == 0
+        due = self.due(t)
         if before is not None and not bool(due.any()):
             return before
         answer = self.router(x, t, condition)

@@ -19,7 +19,9 @@ from torch import Tensor
 from ..process import Condition, Denoiser, Kind, Prediction, Schedule, guide, per_sample
 from ..process import GuidanceWeights as GuidanceWeights  # others know it from here
 from .asking import PerImageRouter, Router
+from .groups import asked, grouped
 from .routes import Full, PerImageRoute, Route
+from .turns import Turns, residents_of
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,15 @@ class Mixture:
         conditional, unconditional = self._mix(x2, t2, condition2, weights2).chunk(2)
         return Prediction(Kind.VELOCITY, guide(conditional, unconditional, scale))
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its experts are not all there at the same time."""
+        return residents_of(self) is not None
+
+    def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Turns:
+        """For images that do not go in step, because not all experts are there at the same time."""
+        return Turns(self, seeds, condition, scale, batch)
+
     def _routed(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         weights = self.router(x, t, condition)
         if weights.shape != (len(x), len(self.denoisers)):
@@ -104,18 +115,13 @@ class Mixture:
         """Equation (1), each expert on the rows it has weight for, summed in float32 or wider."""
         total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
         weights = weights.to(total.dtype)
-        expert, row = weights.T.nonzero(as_tuple=True)  # sorted by expert
-        counts = torch.bincount(expert, minlength=len(self.denoisers)).tolist()
-        for k, rows in enumerate(torch.split(row, counts)):
-            if not len(rows):
-                continue
-            if len(rows) == len(x):
-                value = self.denoisers[k](x, t, condition).value
-                total += per_sample(weights[:, k], x) * value
-                continue
-            part = None if condition is None else condition[rows]
-            value = self.denoisers[k](x[rows], t[rows], part).value
-            total.index_add_(0, rows, per_sample(weights[rows, k], value) * value.to(total.dtype))
+        groups = grouped(weights, x, t, condition)
+        for group, value in zip(groups, asked(self.denoisers, groups), strict=True):
+            share = weights[:, group.expert]
+            if group.rows is None:
+                total += per_sample(share, x) * value
+            else:
+                total.index_add_(0, group.rows, per_sample(share[group.rows], value) * value.to(total.dtype))
         return total
 
 

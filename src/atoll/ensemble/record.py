@@ -10,7 +10,7 @@ from torch import Tensor
 from .routes import PerImageRoute, Route
 
 # (rows of the call that are in this batch, t [B], the router's weights [B, K], what the route made of them [B, K])
-RouteWatch = Callable[[slice, Tensor, Tensor, Tensor], None]
+RouteWatch = Callable[[slice | Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Record:
@@ -20,7 +20,7 @@ class Record:
         self._by_image = torch.zeros(images, experts, dtype=torch.float64)
         self._by_time: dict[float, Tensor] = {}
 
-    def add(self, rows: slice, t: Tensor, weights: Tensor, chosen: Tensor) -> None:
+    def add(self, rows: slice | Tensor, t: Tensor, weights: Tensor, chosen: Tensor) -> None:
         counts = chosen.detach().cpu().double()
         self._by_image[rows] += counts
         time = round(float(t[0]), 9)
@@ -40,12 +40,12 @@ class Record:
 class WatchedRoute:
     """Passes on another route's answers and shows them to `watch`."""
 
-    def __init__(self, route: Route, watch: RouteWatch, rows: slice | None = None) -> None:
+    def __init__(self, route: Route, watch: RouteWatch, rows: slice | Tensor | None = None) -> None:
         self.route = route
         self.watch = watch
         self.rows = rows if rows is not None else slice(None)
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> WatchedRoute:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> WatchedRoute:
         route = self.route.bind(rows, seeds) if isinstance(self.route, PerImageRoute) else self.route
         return WatchedRoute(route, self.watch, rows)
 
@@ -61,7 +61,7 @@ class Glimpse:
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor] | None = None
 
-    def add(self, rows: slice, t: Tensor, weights: Tensor, chosen: Tensor) -> None:
+    def add(self, rows: slice | Tensor, t: Tensor, weights: Tensor, chosen: Tensor) -> None:
         if self._seen is None:
             self._seen = weights, chosen
 

@@ -28,7 +28,7 @@ class Route(Protocol):
 class PerImageRoute(Route, Protocol):
     """A route that depends on which image a row is."""
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Route:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Route:
         """The route for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
         ...
 
@@ -93,7 +93,7 @@ class Sampled:
 
     seeds: Tensor | None = None
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Sampled:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Sampled:
         return Sampled(torch.tensor([_signed(seed) for seed in seeds]))
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Fixed:
     seeds: Tensor | None = None
     _kept: list[Tensor] = field(default_factory=list)  # empty before the first call, then one tensor [B, K]
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Fixed:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Fixed:
         return Fixed(torch.tensor([_signed(seed) for seed in seeds]))
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Oracle:
 
     clusters: Tensor | None = None
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Oracle:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Oracle:
         return Oracle(None if self.clusters is None else self.clusters[rows])
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ class Conditioning(nn.Module):
     """Time and condition -> what the blocks read.
 
     vector  [B, D]       time embedding + label, words or pooled text: the head reads it
-    signal  [B, D] for adaln (SiLU of the vector), [B, 6, D] for adaln-single (the shared map)
+    signal  [B, D] for adaln (SiLU of the vector), [6, B, D] for adaln-single (the shared map)
     text    [B, L, D] and mask [B, 1, 1, L] for `tokens`, else None
     """
 
@@ -220,7 +220,8 @@ class Conditioning(nn.Module):
 
         signal = F.silu(vector)
         if self.config.variant == "adaln-single":
-            signal = self.modulation(signal).unflatten(1, (6, self.config.width))
+            # six tables of vectors, each in one piece: a kernel that reads one of them copies nothing
+            signal = self.modulation(signal).unflatten(1, (6, self.config.width)).transpose(0, 1).contiguous()
         return vector, signal, text, mask
 
     def _label(self, condition: Condition | None) -> Tensor:
@@ -320,11 +321,11 @@ class Block(nn.Module):
 
     def _compute(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         if self.table is None:
-            six = self.modulation(signal).unflatten(1, (6, 1, self.width))
+            six = self.modulation(signal).unflatten(1, (6, 1, self.width)).transpose(0, 1)
         else:
-            six = (signal + self.table)[:, :, None]
+            six = (signal + self.table[:, None])[:, :, None]
         # autocast adds a float32 table in float32; tokens of that type would double every pass over them
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.to(h.dtype).unbind(1)  # each [B, 1, D]
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.to(h.dtype).unbind(0)  # each [B, 1, D]
 
         branch = self.attention(modulate(h, shift, scale, NORM_EPS))
         if self.cross is not None:
@@ -439,7 +440,11 @@ class Projection(nn.Module):
         self.leave = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.leave(self.activation(self.enter(x)))
+        if isinstance(self.activation, nn.GELU) and isinstance(self.enter, nn.Linear) and fused.ends_in_gelu(x):
+            hidden = fused.linear_gelu(x, self.enter.weight, self.enter.bias)
+        else:
+            hidden = self.activation(self.enter(x))
+        y: Tensor = self.leave(hidden)
         return y
 
 

@@ -64,6 +64,7 @@ class Switch:
     is right on one card need not be on another, or with another Triton."""
 
     on = False
+    epilogue = True  # with them, GELU at the end of the matrix product before it, where nobody asks for a gradient
 
 
 def available(h: Tensor) -> bool:
@@ -80,6 +81,18 @@ def attends_to_text(h: Tensor, tokens: int, keys: int, head: int) -> bool:
     """The same for text with a mask: keys that one block holds. Cross-attention over several blocks went wrong on an
     H200, and so, once, did cross-attention without a mask (docs/log.md): both are torch's."""
     return keys <= ATTENTION_TILES["cross_backward"].columns and attends(h, tokens, keys, head)
+
+
+def ends_in_gelu(x: Tensor) -> bool:
+    """Whether linear_gelu takes this tensor: the product's own epilogue knows no gradient, and rounds once."""
+    return Switch.epilogue and available(x) and x.dtype in HALF_TYPES and not torch.is_grad_enabled()
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU(x weight^T + bias), by its tanh formula, [..., K] -> [..., N]: one kernel of cuBLAS."""
+    rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
+    answer: Tensor = rows.unflatten(0, x.shape[:-1])
+    return answer
 
 
 def fits(tokens: int, keys: int, head: int) -> bool:

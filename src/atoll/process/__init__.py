@@ -3,12 +3,14 @@
 from .bridge import Bridge, PaperFusion
 from .condition import Condition
 from .denoiser import (
+    Conversation,
     Denoiser,
     GuidanceWeights,
     GuidedDenoiser,
     InPrecision,
     NetworkDenoiser,
     PerImageDenoiser,
+    UnhurriedDenoiser,
     computing_in,
     guide,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "AnySchedule",
     "Bridge",
     "Condition",
+    "Conversation",
     "Corruption",
     "CosineVP",
     "DDPMBetas",
@@ -59,6 +62,7 @@ __all__ = [
     "Shifted",
     "Sigmoid",
     "TimeDensity",
+    "UnhurriedDenoiser",
     "Uniform",
     "Weighting",
     "carries_only_noise",

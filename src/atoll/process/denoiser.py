@@ -54,6 +54,30 @@ class PerImageDenoiser(Denoiser, Protocol):
         ...
 
 
+class Conversation(Protocol):
+    """Questions about images that need not go in step, answered in the order that suits whoever answers."""
+
+    def ask(self, images: Sequence[int], x: Tensor, t: Tensor, guided: bool) -> None:
+        """Ask about some images, in state x [B, ...] at times t float64 [B] on the CPU. None of them waits already."""
+        ...
+
+    def answers(self) -> tuple[list[int], Tensor]:
+        """The images that are answered now, at least one while any waits, and their velocities [B, ...]."""
+        ...
+
+
+@runtime_checkable
+class UnhurriedDenoiser(Denoiser, Protocol):
+    """A denoiser that answers some images before others, since not all of its parts are always at hand."""
+
+    def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Conversation:
+        """Begin to talk about the images of a call, by their seeds; what is guided is so by `scale`.
+
+        At most `batch` images are computed at once.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class NetworkDenoiser:
     """A network with the schedule and kind it was trained for.

@@ -405,6 +405,39 @@ def test_a_folder_that_was_tampered_with_is_refused_in_one_line(tmp_path: Path) 
     assert atoll.load(out).digest == load_expert(tmp_path / "expert").digest
 
 
+def test_an_expert_that_was_changed_is_nobodys(tmp_path: Path) -> None:
+    main(["export", str(label_expert(tmp_path / "expert")), "--out", str(tmp_path / "out")])
+    made = opened(tmp_path / "out")
+    with torch.no_grad():
+        made.expert_00.head.project.bias += 1.0
+    made.save_pretrained(tmp_path / "tuned")
+    assert json.loads((tmp_path / "tuned" / "expert_00" / "config.json").read_text())["digest"] is None
+    with pytest.raises(UserError, match="expert_00: its weights were changed after the export; load it with diffusers"):
+        atoll.load(tmp_path / "tuned")
+    images = opened(tmp_path / "tuned")("7", num_inference_steps=2, generator=seeded(1)).images
+    assert farthest(images, made("7", num_inference_steps=2, generator=seeded(1)).images) == 0.0
+
+
+@pytest.mark.slow
+def test_compiled_experts_are_the_ones_that_run(pipe: Any) -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    asked = {"num_inference_steps": 2, "route": "full"}
+    plain = pipe(PROMPTS, generator=seeded(1, 2), **asked).images
+    own = pipe.expert_00
+    try:
+        pipe.expert_00 = torch.compile(own, backend=backend)
+        compiled = pipe(PROMPTS, generator=seeded(1, 2), **asked).images
+    finally:
+        pipe.expert_00 = own
+    assert graphs
+    assert farthest(plain, compiled) <= ONE_STEP
+
+
 def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(tiny_demo: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     for arguments, match in [

@@ -111,13 +111,6 @@ class AtollExpert(ModelMixin, ConfigMixin):
         answer: Tensor = self.network(x, time, condition)
         return answer
 
-    def denoiser(self, onto: Schedule) -> Bridge:
-        """This expert as a velocity on the reference path."""
-        card = self.config.card
-        scale = card["architecture"]["time_scale"]
-        own = NetworkDenoiser(self, schedule_of(card["schedule"]), Kind(card["kind"]), scale)
-        return Bridge(own, onto=onto, limit=card["bridge_limit"])
-
 
 class AtollRouter(ModelMixin, ConfigMixin):
     """Which experts a noisy latent belongs to."""
@@ -134,9 +127,12 @@ class AtollRouter(ModelMixin, ConfigMixin):
         logits: Tensor = self.network(x, time, condition)
         return logits
 
-    def weights_of(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-        """What each expert counts [B, K]."""
-        return cluster_weights(self, self.config.card["architecture"]["trunk"]["time_scale"], x, t, condition)
+
+def bridged(expert: AtollExpert, onto: Schedule) -> Bridge:
+    """An expert, compiled or not, as a velocity on the reference path."""
+    card = expert.config.card
+    own = NetworkDenoiser(expert, schedule_of(card["schedule"]), Kind(card["kind"]), card["architecture"]["time_scale"])
+    return Bridge(own, onto=onto, limit=card["bridge_limit"])
 
 
 class AtollTinyAutoencoder(TinyAutoencoder, ModelMixin, ConfigMixin):
@@ -363,13 +359,14 @@ class Painting:
         self, route: str | None, guidance_weights: str, times: Sequence[float], route_every: int = 1
     ) -> Denoiser:
         """The model as one denoiser on the reference path, to be asked along a time grid."""
-        bridges = [expert.denoiser(schedule_of(self.config.atoll["reference"])) for expert in self.experts]
+        bridges = [bridged(expert, schedule_of(self.config.atoll["reference"])) for expert in self.experts]
         if self.router is None:
             if route is not None:
                 raise ValueError(f"route {route!r}: this is a single expert, there is nothing to route; leave it out")
             return bridges[0]
         chosen = parse_route(route or self.config.atoll["route"])
-        ask: Router = self.router.weights_of
+        trunk = self.router.config.card["architecture"]["trunk"]
+        ask: Router = partial(cluster_weights, self.router, trunk["time_scale"])
         if route_every > 1:
             ask = AskedEvery(ask, torch.tensor(times), route_every)
         return Mixture(bridges, ask, chosen, guidance_weights)  # type: ignore[arg-type]

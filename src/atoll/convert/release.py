@@ -74,6 +74,8 @@ def to_pipeline(
     experts = body.placed.experts
     code: Any = load(bundle(len(experts)))
     ensemble = body if isinstance(body, Ensemble) else None
+    if ensemble is not None and len(experts) != (clusters := ensemble.router.card.architecture.clusters):
+        raise UserError(f"--to diffusers: {len(experts)} of {clusters} clusters have an expert; admit the others first")
     components: dict[str, Any] = {"scheduler": code.AtollScheduler(), "router": None}
     components["vae"] = _autoencoder(latent, code, library)
     components |= _text(text, code)

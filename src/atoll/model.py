@@ -213,7 +213,9 @@ class Model:
         return paint(denoiser, self.latent.shape, seeds, condition, sampling, batch=batch, device=self.device)
 
     def _moment(self, rows: slice, step: Step, steps: int, seen: Glimpse) -> Moment:
-        routed = seen.taken()
+        # copies: what a router or a route keeps must not be changed by who looks at it
+        routed = [part.to("cpu", torch.float32, copy=True) for part in seen.taken() or ()]
+        weights, shares = routed or (None, None)
         last = step.index + 1 == steps
         return Moment(
             images=range(rows.start, rows.stop),
@@ -221,8 +223,8 @@ class Model:
             steps=steps,
             time=step.time,
             x0=step.x0,
-            weights=None if routed is None else routed[0].float().cpu(),
-            shares=None if routed is None else routed[1].float().cpu(),
+            weights=weights,
+            shares=shares,
             _model=self,
             _latents=step.after if last else None,
         )

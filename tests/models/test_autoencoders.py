@@ -73,6 +73,24 @@ def test_a_diffusers_folder(tmp_path: Path, make, reduction: int) -> None:  # ty
     assert images.dtype == torch.uint8
 
 
+def test_whoever_works_elsewhere_takes_nobodys_network_away(tmp_path: Path) -> None:
+    """One process, two devices, one autoencoder: `meta` stands for a card this machine may not have."""
+    folder = str(tiny_folder(tmp_path / "vae"))
+    ours, theirs = load_autoencoder(folder), load_autoencoder(folder)
+    latents = ours.encode(pictures())
+    assert theirs.decode(latents.to("meta")).device.type == "meta"
+    assert {p.device.type for p in ours.network.parameters()} == {"cpu"}  # type: ignore[attr-defined]
+    assert torch.equal(ours.decode(latents), theirs.decode(latents))
+
+
+def test_a_copy_made_in_inference_mode_can_be_used_outside(tmp_path: Path) -> None:
+    autoencoder = load_autoencoder(str(tiny_folder(tmp_path / "vae")))
+    with torch.inference_mode():
+        autoencoder.encode(pictures().to("meta"))
+    latents = torch.zeros(1, 4, 4, 4, device="meta", requires_grad=True)
+    assert not autoencoder.decode(latents).is_inference()
+
+
 def test_a_kl_latent_is_the_posterior_mean(tmp_path: Path) -> None:
     from diffusers import AutoencoderKL
 

@@ -68,6 +68,17 @@ def test_token_encoders(tmp_path: Path, family: str, make, length: int) -> None:
     assert load_pretrained_text(encoder.id).id == encoder.id
 
 
+def test_whoever_works_elsewhere_takes_nobodys_network_away(tmp_path: Path) -> None:
+    """`meta` stands for a card this machine may not have."""
+    name = f"t5:{t5_folder(tmp_path / 'text')}"
+    here = load_pretrained_text(name)
+    elsewhere = load_pretrained_text(name, "meta")
+    assert {p.device.type for p in elsewhere.network.parameters()} == {"meta"}
+    assert here.encode(CAPTIONS)["tokens"].device.type == "cpu"
+    assert load_pretrained_text(name) is here
+    assert load_pretrained_text(name, "meta") is elsewhere
+
+
 def test_the_hidden_states_are_transformers_own(tmp_path: Path) -> None:
     from transformers import AutoTokenizer, T5EncoderModel
 

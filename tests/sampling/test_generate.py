@@ -75,7 +75,7 @@ def test_true_samples_pass_and_a_world_with_other_shares_does_not() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("route", ["full", "top-1", "sampled", "oracle"])
+@pytest.mark.parametrize("route", ["full", "top-1", "sampled", "fixed", "oracle"])
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(route: str, solver: str) -> None:
     clusters = [i % 4 for i in range(24)]
     condition = Condition(labels=torch.arange(24) % 2)

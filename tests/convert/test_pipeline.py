@@ -191,6 +191,19 @@ def test_our_scheduler_is_our_solver_step_by_step(solver: str) -> None:
     assert torch.equal(x, expected)
 
 
+@pytest.mark.parametrize(
+    ("solver", "grid"), [("stochastic", "uniform"), ("euler", "shifted-3"), ("dpmpp_2m", "log-snr")]
+)
+def test_our_other_solvers_and_grids(loud: Model, pipe: Any, solver: str, grid: str) -> None:
+    ours = loud.generate(PROMPTS, Sampling(steps=8, solver=solver, grid=grid), seed=1)
+    own = pipe.scheduler
+    try:
+        pipe.scheduler = type(own)(solver=solver, grid=grid)
+        assert farthest(pipe(PROMPTS, num_inference_steps=8, generator=seeded(1, 2)).images, ours) <= ONE_STEP
+    finally:
+        pipe.scheduler = own
+
+
 def test_a_stock_flow_scheduler_is_our_euler(loud: Model, pipe: Any) -> None:
     ours = loud.generate(PROMPTS, Sampling(steps=8, solver="euler"), seed=1)
     own = pipe.scheduler
@@ -288,6 +301,24 @@ def test_latents_that_a_callback_changed_are_where_the_solver_goes_on() -> None:
     assert torch.equal(x, 9.0 * one)
 
 
+@pytest.mark.parametrize("solver", ["dpmpp_2m", "euler", "stochastic"])
+def test_every_solver_goes_on_from_changed_latents(solver: str) -> None:
+    """Each is affine in its state: twice the change before a step is twice the change after it, and none is none."""
+
+    def after(change: float) -> Tensor:
+        scheduler = load(bundle(1)).AtollScheduler(solver=solver)
+        scheduler.set_timesteps(4)
+        x = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+        for k, timestep in enumerate(scheduler.timesteps[:3]):
+            x = scheduler.step(2.0 + x / x, timestep, x, generator=seeded(1)).prev_sample
+            x = x + change if k == 1 else x.clone()
+        return x
+
+    once, twice = after(1.0) - after(0.0), after(2.0) - after(0.0)
+    assert once.abs().min() > 0.1
+    torch.testing.assert_close(twice, 2.0 * once)
+
+
 def test_mistakes_are_named(pipe: Any) -> None:
     with pytest.raises(ValueError, match="prompt: missing"):
         pipe()
@@ -331,6 +362,9 @@ def test_a_folder_loads_paints_saves_and_loads_again(demo: Model, tiny_demo: Pat
     second = opened(tmp_path / "again")
     assert farthest(second(PROMPTS, num_inference_steps=7, generator=seeded(5, 6)).images, images) == 0.0
 
+    first.scheduler = type(first.scheduler)(solver="euler", grid="shifted-3")
+    first.save_pretrained(tmp_path / "shifted")
+    assert opened(tmp_path / "shifted").scheduler.config.grid == "shifted-3"
     first.scheduler = FlowMatchEulerDiscreteScheduler()
     first.save_pretrained(tmp_path / "stock")
     assert type(opened(tmp_path / "stock").scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
@@ -527,6 +561,8 @@ def test_without_any_condition(tmp_path: Path) -> None:
     made = agrees(expert, None, tmp_path / "out")
     with pytest.raises(ValueError, match="trained without text"):
         made("a cat")
+    with pytest.raises(ValueError, match="negative_prompt: this model was trained without text"):
+        made(negative_prompt="a dog")
     with pytest.raises(ValueError, match="single expert, there is nothing to route"):
         made(route="top-1")
 

@@ -3,7 +3,7 @@
 Nothing of atoll imports this module: `bundle` makes one file of it and of all it uses, and that file is what a
 diffusers folder holds and what `to_diffusers` runs. A pipeline has one component per expert and diffusers reads the
 components' names off the signature of `__init__`, so the class itself, with as many experts as the model has, is the
-last thing in that file (`closing`).
+last thing in that file (bundle.py, CLOSING).
 
 diffusers' words are kept: its users know them. Its conventions end here: a scheduler's sigma on the linear path is
 our t, and what a scheduler wants as the model's output is the velocity of the mixture.
@@ -118,10 +118,8 @@ class AtollRouter(ModelMixin, ConfigMixin):
     @register_to_config
     def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
         super().__init__()
-        network = card["architecture"]
-        self.network = RouterNetwork(
-            RouterConfig(trunk=architecture_of(network["trunk"]), clusters=network["clusters"])
-        )
+        trunk, clusters = architecture_of(card["architecture"]["trunk"]), card["architecture"]["clusters"]
+        self.network = RouterNetwork(RouterConfig(trunk=trunk, clusters=clusters))
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
         logits: Tensor = self.network(x, time, condition)
@@ -207,9 +205,7 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):
             noise = partial(_step_noise, generator, sample)
             self._walk = parse_solver(self.config.solver).walk(self._given, sample, self.sigmas, None, noise)
         elif self._last is not None and sample is not self._last.after:
-            self._last.after.copy_(
-                sample
-            )  # somebody changed the latents between two steps: the walk goes on from there
+            self._last.after.copy_(sample)  # somebody changed the latents between two steps: go on from there
         self._given.velocity = model_output
         self._last = next(self._walk)
         return SchedulerOutput(prev_sample=self._last.after) if return_dict else (self._last.after,)
@@ -249,7 +245,7 @@ class Opposed(Condition):
 
 
 class Painting:
-    """What the pipeline does; `closing` makes it a DiffusionPipeline with the model's own experts.
+    """What the pipeline does; the end of the bundle makes it a DiffusionPipeline with the model's own experts.
 
     `self.config.atoll` holds the latent and text space, the reference path, the default route, the ensemble's own
     record, and what the model card says.
@@ -306,7 +302,9 @@ class Painting:
         device = self._execution_device
         prompts = self._prompts(prompt, num_images_per_prompt)
         condition = self.encode(prompts, device)
-        if negative_prompt is not None and condition is not None:
+        if negative_prompt is not None:
+            if condition is None:
+                raise ValueError("negative_prompt: this model was trained without text; leave it out")
             condition = self._opposed(condition, negative_prompt, num_images_per_prompt)
         unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
         if unknown:

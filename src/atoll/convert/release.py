@@ -22,10 +22,19 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes, verify_file
+from ..artifacts import (
+    Store,
+    UserError,
+    canonical_json,
+    explain,
+    raise_if_disk_full,
+    sha256_bytes,
+    verify_file,
+)
 from ..data.space import LatentSpace, TextSpace
 from ..ensemble.file import EnsembleFile
 from ..ensemble.load import Ensemble, check_spaces
@@ -115,6 +124,9 @@ def export_pipeline(
         if text is not None and text.kind != "words":
             _copy(load_pretrained_text(text.encoder).folder, draft / "text_encoder", COPIED)
         os.replace(draft, out)
+    except (OSError, SafetensorError) as error:
+        raise_if_disk_full(error, str(out))
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -17,7 +17,8 @@ import atoll
 from atoll import Model, Moment, Sampling
 from atoll.artifacts import UserError
 from atoll.ensemble.load import Ensemble
-from atoll.process import Condition
+from atoll.ensemble.placing import Alone, Placed, Placement
+from atoll.process import Condition, LinearFlow
 from atoll.sampling import image_seeds
 
 PROMPTS = ["a handwritten seven", "a handwritten two", "a handwritten nine", "a handwritten one", "a handwritten six"]
@@ -186,7 +187,9 @@ def test_a_router_that_is_certain_paints_what_that_expert_paints(
 
 def test_identical_experts_paint_what_one_paints(ensemble: Model, expert: Model) -> None:
     assert isinstance(ensemble.body, Ensemble)
-    same = replace(ensemble, body=replace(ensemble.body, experts=[expert.body] * 8))  # type: ignore[list-item]
+    assert isinstance(expert.body, Alone)
+    eight = Placed([expert.body.expert] * 8, Placement(), LinearFlow())
+    same = replace(ensemble, body=replace(ensemble.body, placed=eight))
     alone = pixels(expert.generate(PROMPTS, steps=4))
     for route in ("top-1", "top-2", "full", "nucleus-0.9", "sampled", "fixed"):
         assert abs(pixels(same.generate(PROMPTS, steps=4, route=route)) - alone).max() <= 1, route
@@ -199,8 +202,9 @@ def test_in_bfloat16_networks_compute_in_it_and_states_stay_float32(model: Model
         for precision in ("bfloat16", "float32")
     )
     assert half.dtype == single.dtype == torch.float32
-    difference = (half - single).abs().max()
-    assert 1e-5 < difference < 0.5, "computed otherwise, and alike"
+    # the mean: with weights as equal as those of a router that has learned nothing, an expert may be another
+    difference = (half - single).abs().mean()
+    assert 1e-5 < difference < 0.1, "computed otherwise, and alike"
 
 
 def test_keywords_change_the_object_and_one_prompt_may_stand_alone(ensemble: Model) -> None:

@@ -20,9 +20,12 @@ class Ensemble:
     """A loaded ensemble: expert k is the one of cluster k."""
 
     file: EnsembleFile
-    experts: Sequence[OpenedExpert]
-    router: TrainedRouter
     placed: Placed
+    router: TrainedRouter
+
+    @property
+    def experts(self) -> Sequence[OpenedExpert]:
+        return self.placed.experts
 
     def mixture(
         self, route: Route, guidance_weights: GuidanceWeights = "own", precision: Precision = "float32"
@@ -52,7 +55,7 @@ def load_ensemble(run: Store, router: str | None = None, placement: Placement = 
     experts = [found[cluster] for cluster in range(file.clusters)]
     placed = Placed(experts, placement, file.reference)
     placed.read()
-    return Ensemble(file, experts, trained, placed)
+    return Ensemble(file, placed, trained)
 
 
 def open_member(run: Store, file: EnsembleFile, member: Member) -> OpenedExpert:

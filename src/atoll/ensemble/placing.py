@@ -89,11 +89,13 @@ class Placed:
         """Read the weights now, in the precision that is usual for the device; UnreadableExperts says whose are bad."""
         self.engine("bfloat16" if self.placement.device.type == "cuda" else "float32")
 
-    def router(self, trained: TrainedRouter, precision: Precision) -> Router:
-        """The router beside them."""
+    def router(self, router: Router, precision: Precision) -> Router:
+        """The router beside them: a trained one in their precision, any other as it is."""
+        if not isinstance(router, TrainedRouter):
+            return router
         known = self._routers.get(precision)
-        if known is None or known[0] is not trained:
-            known = trained, replayed_router(trained, precision, self.placement.device, self.running(precision))
+        if known is None or known[0] is not router:
+            known = router, replayed_router(router, precision, self.placement.device, self.running(precision))
             self._routers[precision] = known
         return known[1]
 

@@ -230,7 +230,7 @@ def read_release(store: Store, placement: Placement = Placement()) -> Release:
     file = _valid(EnsembleFile, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
     router = _read_router(folder / "router", placement.device)
     _check_members(file, experts, router, folder)
-    ensemble = Ensemble(file, experts, router, _placed(experts, placement, file.reference))
+    ensemble = Ensemble(file, _placed(experts, placement, file.reference), router)
     return Release(ensemble, file.latent, file.text, digest_of(ensemble))
 
 

@@ -361,7 +361,7 @@ def block_time(variant: str) -> dict[str, Any]:
         for parameter in layer.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         h = torch.randn(XL["images"], XL["tokens"], width, dtype=torch.bfloat16, requires_grad=True)
-        signal = torch.randn(XL["images"], 6, width, dtype=torch.bfloat16, requires_grad=True)
+        signal = torch.randn(6, XL["images"], width, dtype=torch.bfloat16, requires_grad=True)
         text = torch.randn(XL["images"], XL["text"], width, dtype=torch.bfloat16, requires_grad=True)
         lengths = torch.randint(1, XL["text"] + 1, (XL["images"], 1))
         mask = (torch.arange(XL["text"])[None] < lengths)[:, None, None]

@@ -31,21 +31,42 @@ def project() -> dict[str, Any]:
     return content
 
 
-def beyond_the_core() -> set[str]:
-    """Top-level modules installed here that `pip install atoll-diffusion` would not bring."""
-    core: set[str] = set()
-    waiting = [Requirement(line) for line in project()["dependencies"]]
+def brought_by(*requirements: str) -> set[str]:
+    """The distributions that installing these would bring, by canonical name."""
+    brought: set[str] = set()
+    waiting = [Requirement(line) for line in requirements]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        if name not in core and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            core.add(name)
+        if name not in brought and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            brought.add(name)
             waiting += [Requirement(line) for line in metadata.requires(name) or ()]
+    return brought
+
+
+def beyond_the_core() -> set[str]:
+    """Top-level modules installed here that `pip install atoll-diffusion` would not bring."""
+    core = brought_by(*project()["dependencies"])
     return {
         module
         for module, owners in metadata.packages_distributions().items()
         if module != "atoll" and not core & {canonicalize_name(owner) for owner in owners}
     }
+
+
+def environment_with(place: Path, *requirements: str) -> Path:
+    """The Python of a new virtual environment that has what these requirements bring, and nothing else.
+
+    The packages are links to those installed here.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    for name in brought_by(*requirements):
+        distribution = metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            (site / top).symlink_to(str(distribution.locate_file(top)))
+    return place / "bin" / "python"
 
 
 def atoll_without(

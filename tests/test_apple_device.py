@@ -160,7 +160,7 @@ def ensemble(device: torch.device, route: str, guidance_weights: GuidanceWeights
     return Mixture(denoisers, router, parse_route(route, [0, 1, 2]), guidance_weights)
 
 
-ROUTES = ["full", "top-2", "threshold-0.2", "nucleus-0.9", "sampled", "oracle"]
+ROUTES = ["full", "top-2", "threshold-0.2", "nucleus-0.9", "sampled", "fixed", "oracle"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import atoll as package
 from atoll.artifacts import Artifact
 from atoll.ensemble.file import EnsembleFile
 from atoll.evaluation.samples import read_samples
+from atoll.sampling import Sampling
 from runs import ATOLL, atoll, digests
 
 
@@ -120,7 +121,7 @@ def test_sample_writes_pngs_and_every_setting(tiny_demo: Path, tmp_path: Path) -
     atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "s")
     record = json.loads((tmp_path / "s" / "samples.json").read_bytes())
     assert record["seeds"] == [5, 6, 7, 8]
-    assert (record["route"], record["steps"], record["guidance"]) == ("top-2", 3, 2.0)
+    assert Sampling(**record["sampling"]) == Sampling(route="top-2", steps=3, guidance=2.0, precision="float32")
     assert sorted(p.name for p in (tmp_path / "s").glob("0*.png")) == [f"{i:05d}.png" for i in range(4)]
     again = atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "s")
     assert "already there" in again.stdout

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .model import Model, load
+    from .model import Model, Moment, Sampling, load
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "load"]
+__all__ = ["Model", "Moment", "Sampling", "__version__", "load"]
 
 
 def __getattr__(name: str) -> object:
     # torch takes seconds to import; `atoll --help` should not
-    if name in ("Model", "load"):
+    if name in __all__:
         from . import model
 
         return getattr(model, name)

@@ -11,7 +11,7 @@ from .data.prepare import PrepareConfig, prepare
 from .data.progress import Progress
 from .ensemble.file import register_router
 from .evaluation.evaluate import MONOLITH as MONOLITH_EXPERT
-from .evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate
+from .evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from .evaluation.report import write_report
 from .exchange.admit import admit
 from .islands.launch import Island, hand_out, run_islands
@@ -23,6 +23,7 @@ from .planning.recipes import PlanConfig, recipe
 from .planning.stage import plan
 from .router.recipes import router_plan
 from .router.train import train_router
+from .sampling import Sampling
 from .training.resources import Resources
 
 DEVICE = "cpu"  # bit-exact everywhere, and fast enough for 8x8 images
@@ -79,14 +80,15 @@ def demo(
 
     router = fit_router(run, data, clusters, "router", size, seed, blind=False, show=show)
     register_router(run, router, "router")
-    arms = arms_for(["top-1", "top-2"], [2.0])
+    sampling = Sampling(steps=size.steps)
+    arms = arms_for(["top-1", "top-2"], [2.0], sampling=sampling)
     if compare:
         fit_router(run, data, clusters, "router-blind", size, seed, blind=True, show=show)
-        arms = comparison_arms()
+        arms = comparison_arms(sampling)
 
     evaluation = evaluate(
         run,
-        EvaluationPlan(arms=arms, count=size.samples, seed=seed, steps=size.steps, feature_scale=16.0),
+        EvaluationPlan(arms=arms, count=size.samples, seed=seed, feature_scale=16.0),
         run,
         device=DEVICE,
         progress=lambda arm, done, total: show(f"painting {arm}", done, total),
@@ -95,11 +97,11 @@ def demo(
     return evaluation
 
 
-def comparison_arms() -> tuple[Arm, ...]:
+def comparison_arms(sampling: Sampling) -> tuple[Arm, ...]:
     """Four routes at guidance 1 and 2, the blind router beside them, and the monolith."""
     routes, guidances = ["top-1", "top-2", "threshold-0.2", "full"], [2.0, 1.0]
-    monolith = tuple(Arm(name=f"{MONOLITH}-g{g:g}", model="monolith", guidance=g) for g in guidances)
-    return arms_for(routes, guidances) + arms_for(["top-1", "top-2"], guidances, router="router-blind") + monolith
+    blind = arms_for(["top-1", "top-2"], guidances, router="router-blind", sampling=sampling)
+    return arms_for(routes, guidances, sampling=sampling) + blind + monolith_arms(guidances, sampling=sampling)
 
 
 def hand_out_monolith(run: Store, data: Artifact, clusters: Artifact, orders: PlanConfig) -> Island:

@@ -232,7 +232,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )  # fmt: skip
     assert code == 0
     assert "residual" in out
-    assert command(capsys, "export", str(tmp_path / "w"), "--out", str(tmp_path / "x"))[0] == 0
+    assert command(capsys, "export", str(tmp_path / "w"), "--to", "transformer", "--out", str(tmp_path / "x"))[0] == 0
     assert command(capsys, "convert", str(tmp_path / "x"), "--from", "diffusers", "--out", str(tmp_path / "b"))[0] == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("w", "b")]
     assert weights[0] == weights[1]

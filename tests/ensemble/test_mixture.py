@@ -23,10 +23,11 @@ from atoll.process import (
     Schedule,
 )
 from atoll.router.uniform import UniformRouter
+from atoll.sampling import Guided
 from gaussian_world import PRODUCT, WORLD, covered, relative_error, states
 
 TIMES = [0.001, 0.005, 0.011, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.93, 0.98, 0.987, 0.992, 0.999]
-ROUTES = ["full", "top-1", "top-2", "threshold-0.2", "nucleus-0.9", "sampled", "oracle"]
+ROUTES = ["full", "top-1", "top-2", "threshold-0.2", "nucleus-0.9", "sampled", "fixed", "oracle"]
 TRUTH = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)
 ROUTER = ExactRouter(WORLD)
 # each expert of another schedule and kind
@@ -108,6 +109,24 @@ def test_identical_experts_are_one_expert_whatever_the_route(text: str) -> None:
     assert relative_error(guided, alone).max() < 1e-12
 
 
+@pytest.mark.parametrize("text", [text for text in ROUTES if text != "oracle"])
+def test_a_router_that_is_certain_gives_exactly_that_expert(text: str) -> None:
+    """Bit for bit: nothing of the others, and no rounding of its own."""
+    x, t = states(8, TIMES)
+    condition = Condition(labels=torch.arange(len(x)) % 2)
+    mix = mixture(MIXED)
+    for k, expert in enumerate(mix.denoisers):
+        certain = torch.zeros(len(MIXED), dtype=torch.float64)
+        certain[k] = 1.0
+
+        def router(x: Tensor, t: Tensor, condition: Condition | None, certain: Tensor = certain) -> Tensor:
+            return certain.expand(len(x), -1)
+
+        sure = bound(Mixture(mix.denoisers, router, parse_route(text)), len(x))
+        assert torch.equal(sure(x, t, None).value, expert(x, t, None).value)
+        assert torch.equal(sure.guided(x, t, condition, 3.0).value, Guided(expert, 3.0)(x, t, condition).value)
+
+
 @pytest.mark.parametrize("text", ROUTES)
 def test_a_route_is_the_sum_over_the_experts_it_picks(text: str) -> None:
     x, t = states(8, TIMES)
@@ -118,7 +137,9 @@ def test_a_route_is_the_sum_over_the_experts_it_picks(text: str) -> None:
     torch.testing.assert_close(mix(x, t, None).value, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("text", "experts_per_row"), [("top-1", 1), ("top-2", 2), ("sampled", 1), ("oracle", 1)])
+@pytest.mark.parametrize(
+    ("text", "experts_per_row"), [("top-1", 1), ("top-2", 2), ("sampled", 1), ("fixed", 1), ("oracle", 1)]
+)
 def test_an_expert_runs_once_on_its_own_rows_and_on_no_others(text: str, experts_per_row: int) -> None:
     x, t = states(16, TIMES)
     counted = [Counted(expert) for expert in mixture(MIXED).denoisers]

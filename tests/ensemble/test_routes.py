@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.ensemble import Full, Nucleus, Oracle, Route, Sampled, Threshold, TopK, parse_route
+from atoll.ensemble import Fixed, Full, Nucleus, Oracle, Route, Sampled, Threshold, TopK, parse_route
 from atoll.ensemble.routes import PerImageRoute
 
 B, K = 64, 8
@@ -108,6 +108,31 @@ def test_sampled_is_a_pure_function_of_seed_and_time() -> None:
     assert not torch.equal(Sampled().bind(slice(0, B), seeds)(weights, times(0.32)), whole)
 
 
+def test_fixed_draws_once_as_the_first_weights_say_and_stays_with_it() -> None:
+    count = 40_000
+    weights = torch.tensor([0.5, 0.0, 0.3, 0.2]).expand(count, 4)
+    bound = Fixed().bind(slice(0, count), range(count))
+    first = bound(weights, torch.ones(count, dtype=torch.float64))
+    assert torch.equal(first.sum(1), torch.ones(count))
+    for share, found in zip(weights[0].tolist(), first.mean(0).tolist(), strict=True):
+        assert abs(found - share) <= 4.5 * math.sqrt(share * (1 - share) / count)
+    for time in (1.0, 0.5, 0.0):
+        assert torch.equal(bound(weights.flip(1), torch.full((count,), time, dtype=torch.float64)), first)
+
+
+def test_fixed_depends_on_the_image_and_not_on_its_batch_or_on_other_batches() -> None:
+    weights, seeds = router_weights(), list(range(100, 100 + B))
+    route = Fixed()
+    whole = route.bind(slice(0, B), seeds)(weights, times(1.0))
+    part = route.bind(slice(10, 20), seeds[10:20])(weights[10:20], times(1.0)[10:20])
+    assert torch.equal(part, whole[10:20])
+    order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
+    shuffled = route.bind(slice(0, B), [seeds[i] for i in order])(weights[order], times(1.0))
+    assert torch.equal(shuffled, whole[order])
+    others = route.bind(slice(0, B), [s + 1000 for s in seeds])(weights, times(1.0))
+    assert not torch.equal(others, whole), "bound again, it draws again"
+
+
 def test_seeds_of_64_bits_and_below_zero_are_seeds_too() -> None:
     seeds = [0, -1, 2**63, 2**64 - 2]
     drawn = Sampled().bind(slice(0, 4), seeds)(torch.full((4, 2), 0.5), times()[:4])
@@ -124,8 +149,8 @@ def test_oracle_takes_the_true_cluster_of_the_images_in_the_batch() -> None:
 def test_only_routes_that_need_it_are_bound() -> None:
     for route in (Full(), TopK(1), Threshold(0.1), Nucleus(0.5)):
         assert not isinstance(route, PerImageRoute)
-    assert isinstance(Sampled(), PerImageRoute)
-    assert isinstance(Oracle(), PerImageRoute)
+    for route in (Sampled(), Fixed(), Oracle()):
+        assert isinstance(route, PerImageRoute)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +170,7 @@ def test_names(text: str, route: Route) -> None:
 
 def test_names_of_routes_that_are_bound() -> None:
     assert isinstance(parse_route("sampled"), Sampled)
+    assert isinstance(parse_route("fixed"), Fixed)
     oracle = parse_route("oracle", clusters=[1, 0])
     assert isinstance(oracle, Oracle)
     assert oracle.clusters.tolist() == [1, 0]
@@ -171,6 +197,7 @@ def test_names_of_routes_that_are_bound() -> None:
         "full-2",
         "Full",
         "sampled-3",
+        "fixed-1",
         "oracle-1",
         "best",
     ],
@@ -181,7 +208,7 @@ def test_anything_else_is_one_line_that_names_the_choices(text: str) -> None:
     message = str(caught.value)
     assert repr(text) in message
     assert "\n" not in message
-    for choice in ("full", "top-K", "threshold-P", "nucleus-P", "sampled", "oracle"):
+    for choice in ("full", "top-K", "threshold-P", "nucleus-P", "sampled", "fixed", "oracle"):
         assert choice in message
 
 
@@ -189,6 +216,8 @@ def test_unbound_or_mismatched_routes_say_what_they_lack() -> None:
     weights = router_weights()[:3]
     with pytest.raises(ValueError, match=r"sampled needs one seed per row \(3\)"):
         Sampled()(weights, times()[:3])
+    with pytest.raises(ValueError, match=r"fixed needs one seed per row \(3\)"):
+        Fixed()(weights, times()[:3])
     with pytest.raises(ValueError, match="each of 3 images, got none"):
         Oracle()(weights, times()[:3])
     with pytest.raises(ValueError, match="each of 3 images, got 2"):

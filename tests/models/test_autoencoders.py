@@ -15,6 +15,7 @@ from torch import Tensor
 from atoll.artifacts import UserError
 from atoll.models.autoencoders import Autoencoder, Pixels, load_autoencoder
 from atoll.models.tiny_autoencoder import TinyAutoencoder
+from pretrained_folders import kl_folder, tiny_folder
 
 
 @pytest.fixture(autouse=True)
@@ -33,29 +34,6 @@ def test_pixels_are_their_own_latents() -> None:
     assert Pixels().encode(images).aminmax() == (-1.0, 1.0)
 
 
-def tiny_folder(folder: Path) -> Path:
-    from diffusers import AutoencoderTiny
-
-    torch.manual_seed(0)
-    AutoencoderTiny(latent_channels=4).save_pretrained(folder)
-    return folder
-
-
-def kl_folder(folder: Path) -> Path:
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        layers_per_block=1,
-    ).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(("make", "reduction"), [(tiny_folder, 8), (kl_folder, 2)])
 def test_a_diffusers_folder(tmp_path: Path, make, reduction: int) -> None:  # type: ignore[no-untyped-def]
     folder = make(tmp_path / "vae")
@@ -71,6 +49,24 @@ def test_a_diffusers_folder(tmp_path: Path, make, reduction: int) -> None:  # ty
     images = autoencoder.decode(latents)
     assert images.shape == (2, 3, 32, 32)
     assert images.dtype == torch.uint8
+
+
+def test_whoever_works_elsewhere_takes_nobodys_network_away(tmp_path: Path) -> None:
+    """One process, two devices, one autoencoder: `meta` stands for a card this machine may not have."""
+    folder = str(tiny_folder(tmp_path / "vae"))
+    ours, theirs = load_autoencoder(folder), load_autoencoder(folder)
+    latents = ours.encode(pictures())
+    assert theirs.decode(latents.to("meta")).device.type == "meta"
+    assert {p.device.type for p in ours.network.parameters()} == {"cpu"}  # type: ignore[attr-defined]
+    assert torch.equal(ours.decode(latents), theirs.decode(latents))
+
+
+def test_a_copy_made_in_inference_mode_can_be_used_outside(tmp_path: Path) -> None:
+    autoencoder = load_autoencoder(str(tiny_folder(tmp_path / "vae")))
+    with torch.inference_mode():
+        autoencoder.encode(pictures().to("meta"))
+    latents = torch.zeros(1, 4, 4, 4, device="meta", requires_grad=True)
+    assert not autoencoder.decode(latents).is_inference()
 
 
 def test_a_kl_latent_is_the_posterior_mean(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_block_is_the_same_block(variant: Any, condition: Any, device: str, mo
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    h, signal, text = random(device, (3, 8, 48), (3, 48) if variant == "adaln" else (3, 6, 48), (3, 5, 48))
+    h, signal, text = random(device, (3, 8, 48), (3, 48) if variant == "adaln" else (6, 3, 48), (3, 5, 48))
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]], device=device).bool()[:, None, None]
 
     def run(h: Tensor, signal: Tensor, text: Tensor, *_weights: Tensor) -> tuple[Tensor, ...]:
@@ -276,12 +276,12 @@ def test_on_a_cpu_a_block_is_the_plain_formula_to_the_bit(dtype: torch.dtype) ->
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.normal_(0.0, 0.2, generator=generator)
-    h, signal, text = random("cpu", (3, 8, 48), (3, 6, 48), (3, 5, 48), dtype=dtype)
+    h, signal, text = random("cpu", (3, 8, 48), (6, 3, 48), (3, 5, 48), dtype=dtype)
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]]).bool()[:, None, None]
     assert not fused.available(h)
     assert block.cross is not None
 
-    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (signal + block.table)[:, :, None].unbind(1)
+    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (signal + block.table[:, None])[:, :, None].unbind(0)
     y = torch.addcmul(shift, F.layer_norm(h, (48,), eps=EPS), 1.0 + scale)
     q, k, v = dit.split_heads(block.attention.qkv(y), 3, 2)
     attended = block.attention.out(dit.join_heads(F.scaled_dot_product_attention(q, k, v)))
@@ -297,7 +297,7 @@ def test_on_a_cpu_a_block_is_the_plain_formula_to_the_bit(dtype: torch.dtype) ->
 @pytest.mark.parametrize("variant", ["adaln", "adaln-single"])
 def test_tokens_keep_their_type_under_autocast(variant: Any) -> None:
     block = Block(DiTConfig(latent=(3, 4, 8), patch=2, width=32, depth=1, heads=2, variant=variant))
-    h, signal = random("cpu", (2, 8, 32), (2, 32) if variant == "adaln" else (2, 6, 32), dtype=torch.bfloat16)
+    h, signal = random("cpu", (2, 8, 32), (2, 32) if variant == "adaln" else (6, 2, 32), dtype=torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert block(h, signal, None, None).dtype == torch.bfloat16
 
@@ -314,7 +314,7 @@ def test_a_block_compiles_into_one_graph_on_cuda(condition: Any) -> None:
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.normal_(0.0, 0.05)
-    h, signal, text = random("cuda", (3, 256, 144), (3, 6, 144), (3, 77, 144))
+    h, signal, text = random("cuda", (3, 256, 144), (6, 3, 144), (3, 77, 144))
     mask = (torch.arange(77, device="cuda") < torch.tensor([[1], [40], [77]], device="cuda"))[:, None, None]
     compiled = torch.compile(block, fullgraph=True, dynamic=False)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.artifacts import UserError
 from atoll.ensemble import Mixture, parse_route
 from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from atoll.process import (
@@ -74,7 +75,7 @@ def test_true_samples_pass_and_a_world_with_other_shares_does_not() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("route", ["full", "top-1", "sampled", "oracle"])
+@pytest.mark.parametrize("route", ["full", "top-1", "sampled", "fixed", "oracle"])
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(route: str, solver: str) -> None:
     clusters = [i % 4 for i in range(24)]
     condition = Condition(labels=torch.arange(24) % 2)
@@ -181,13 +182,13 @@ def test_mistakes_are_named_before_any_work() -> None:
         generate(model, (4,), [0, 1, 2], labels)
     with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
         generate(model, (4,), [0], batch=0)
-    with pytest.raises(ValueError, match="unknown solver"):
+    with pytest.raises(UserError, match="--solver rk45: not known"):
         generate(model, (4,), [0], solver="rk45")
-    with pytest.raises(ValueError, match="unknown time grid"):
+    with pytest.raises(UserError, match="--grid karras: not known"):
         generate(model, (4,), [0], grid="karras")
-    with pytest.raises(ValueError, match="steps must be at least 1"):
+    with pytest.raises(UserError, match="--steps 0: use a whole number of at least 1"):
         generate(model, (4,), [0], steps=0)
     with pytest.raises(ValueError, match="needs a condition"):
         generate(model, (4,), [0], guidance=2.0)
-    with pytest.raises(ValueError, match="guidance interval"):
+    with pytest.raises(UserError, match=r"--guidance-interval 0\.9 0\.1: use two times"):
         generate(model, (4,), [0, 1], labels, guidance=2.0, guidance_interval=(0.9, 0.1))

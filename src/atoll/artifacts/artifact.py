@@ -73,6 +73,13 @@ class Artifact:
         verify_file(path, entry.sha256, entry.bytes)
         return path
 
+    def unread(self, name: str) -> tuple[Path, FileEntry]:
+        """A local path to a listed file and what it must be, for a reader that checks the digest as it reads."""
+        entry = self.manifest.files.get(name)
+        if entry is None or not self.store.is_local:
+            return self.file(name), self.manifest.files[name]
+        return self.store.path / name, entry
+
     def read(self, name: str) -> bytes:
         return self.file(name).read_bytes()
 

@@ -27,11 +27,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "admit": ("Organiser", "Check an expert that came back, and let it into the ensemble."),
     "router": ("Organiser", "Train the router that fuses the experts."),
     "evaluate": ("Organiser", "Sample every way to run the model, and measure them alike."),
+    "export": ("Organiser", "Write a model as a diffusers folder that needs no atoll."),
     "train": ("Contributor", "Train the expert one order asks for."),
     "sample": ("User", "Paint images from a prompt."),
     "describe": ("Researcher", "What an architecture costs, before anything is trained."),
     "convert": ("Researcher", "Turn somebody's checkpoint into an expert."),
-    "export": ("Researcher", "Turn an expert into a diffusers folder."),
 }
 
 # package -> the extra it comes with, for those that verbs import as if they were there

@@ -8,26 +8,27 @@ import typer
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.routes import parse_route
-from ..evaluation.evaluate import MONOLITH, Arm, EvaluationPlan, arms_for
+from ..evaluation.evaluate import MONOLITH, EvaluationPlan, arms_for, monolith_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
-from ..model import DEFAULT_SOLVER
-from ..sampling import SOLVERS
+from ..sampling import Sampling
 from .bars import bars, console
-from .sample import check_solver
+from .sampling_options import sampling_options
 from .tables import print_evaluation
 
 
+@sampling_options(own=("route", "guidance"))
 def evaluate(
     run: Annotated[str, typer.Argument(help="The run")],
+    *,
     route: Annotated[list[str], typer.Option(help="Routes to compare; repeat it")] = ["top-1", "top-2"],  # noqa: B006
     guidance: Annotated[list[float], typer.Option(help="Guidance scales to compare; repeat it")] = [2.0],  # noqa: B006
     router: Annotated[list[str], typer.Option(help="Other router folders to compare, such as router-blind")] = [],  # noqa: B006
     n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
-    steps: Annotated[int, typer.Option(help="Solver steps", min=1)] = 50,
-    solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}")] = DEFAULT_SOLVER,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
+    sampling: Sampling,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results; default: the run")] = None,
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
@@ -39,27 +40,26 @@ def evaluate(
       atoll evaluate runs/demo
 
       atoll evaluate runs/demo --route top-1 --route full --guidance 1 --guidance 2 -n 2000
+
+      atoll evaluate runs/demo --route-every 5 --out every-fifth
     """
     for name in route:
         parse_route(name)
-    check_solver(solver)
     place = Store.at(run)
     results = Store.at(out or run)
     if not results.is_local:
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
     data = Artifact.open(place.child("data"), "data")
-    arms = arms_for(route, guidance)
+    arms = arms_for(route, guidance, sampling=sampling)
     for other in router:
-        arms += arms_for(route, guidance, router=other)
+        arms += arms_for(route, guidance, router=other, sampling=sampling)
     if find(place.child(*MONOLITH)) is not None:
-        arms += tuple(Arm(name=f"monolith-g{g:g}", model="monolith", guidance=g) for g in guidance)
+        arms += monolith_arms(guidance, sampling=sampling)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
-    plan = EvaluationPlan(
-        arms=arms, count=n, seed=seed, steps=steps, solver=solver, threads=threads, feature_scale=scale
-    )
+    plan = EvaluationPlan(arms=arms, count=n, seed=seed, threads=threads, feature_scale=scale)
     with bars() as bar:
         result = run_evaluation(
-            place, plan, results, progress=lambda arm, done, total: bar(f"painting {arm}", done, total)
+            place, plan, results, device=device, progress=lambda arm, done, total: bar(f"painting {arm}", done, total)
         )
     write_report(place, result, results)
     print_evaluation(result)

@@ -1,4 +1,4 @@
-"""atoll export: an expert for people who use something else."""
+"""atoll export: a model for people who use something else."""
 
 from __future__ import annotations
 
@@ -7,27 +7,47 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import UserError
-from ..convert import export as stage
+from ..artifacts import Store, UserError
+from ..convert import export as stock
+from ..convert.release import export_pipeline
 from ..islands.expert import load_expert
+from ..model import load
 from .bars import console
 
 
 def export(
-    expert: Annotated[str, typer.Argument(help="Folder of an expert")],
+    run: Annotated[str, typer.Argument(help="A run, or the folder of one expert")],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist")],
-    to: Annotated[str, typer.Option(help="diffusers")] = "diffusers",
+    to: Annotated[str, typer.Option(help="diffusers: the whole model; transformer: one expert, stock")] = "diffusers",
+    router: Annotated[str | None, typer.Option(help="Another router folder of the run, such as router-blind")] = None,
 ) -> None:
-    """Write an expert as a diffusers folder; `atoll convert --from diffusers` reads it back bit for bit.
+    """Write a model as a folder that others can use without atoll.
+
+    --to diffusers: a pipeline with one component per expert, the router, the autoencoder, the text encoder and a model
+    card. `DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)` loads it, and so does `atoll.load`.
+
+    --to transformer: one expert as diffusers' own DiTTransformer2DModel or PixArtTransformer2DModel, if it is one of
+    the two; `atoll convert --from diffusers` reads it back bit for bit.
 
     Examples:
 
-      atoll export runs/art/contributions/03-1f2e3d4c5b6a --to diffusers --out art-03
+      atoll export runs/demo --to diffusers --out demo-pipeline
 
-      atoll convert art-03 --from diffusers --out back
+      atoll sample demo-pipeline --prompt "a handwritten three"
+
+      atoll export runs/art/contributions/03-1f2e3d4c5b6a --to transformer --out art-03
     """
-    if to != "diffusers":
-        raise UserError(f"--to {to}: only diffusers is known")
-    for remark in stage.export(load_expert(expert), out):
-        console.print(f"[yellow]note:[/] {remark}")
-    console.print(f"diffusers folder in [bold]{out}[/bold]")
+    if to == "diffusers":
+        model = load(run, router=router, device="cpu")
+        export_pipeline(model.body, model.latent, model.text, out, Store.at(run))
+        experts = len(model.body.placed.experts)
+        count = "one expert" if experts == 1 else f"{experts} experts"
+        console.print(f"diffusers pipeline of {count} in [bold]{out}[/bold]; read its README.md")
+    elif to == "transformer":
+        if router is not None:
+            raise UserError(f"--router {router}: --to transformer writes one expert, which has none; leave it out")
+        for remark in stock.export(load_expert(run), out):
+            console.print(f"[yellow]note:[/] {remark}")
+        console.print(f"diffusers transformer in [bold]{out}[/bold]")
+    else:
+        raise UserError(f"--to {to}: use diffusers (the whole model) or transformer (one expert, stock class)")

@@ -10,6 +10,8 @@ import typer
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.file import find_ensemble, register_router
+from ..islands.order import read_order
+from ..models.dit import DiTConfig
 from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..training.resources import Resources, parse_memory
@@ -53,7 +55,8 @@ def router(
     data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
     how = [text.removeprefix(HOW) for text in overrides if text.startswith(HOW)]
     what = [text for text in overrides if not text.startswith(HOW)]
-    plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=what)
+    experts = ordered(place)
+    plan = read_settings(router_plan(data, partition, blind=blind, seed=seed, experts=experts), overrides=what)
     folder = Store.at(out) if out else place.child("router")
     if not folder.is_local:
         raise UserError(f"--out: a router is trained in a local folder; give one with --out and copy it to {run}")
@@ -75,6 +78,12 @@ def router(
     if not blind and folder.parent == place and find_ensemble(place) is not None:
         register_router(place, artifact, folder.name)
         console.print("registered in [bold]ensemble.json[/bold]")
+
+
+def ordered(run: Store) -> list[DiTConfig]:
+    """The architectures of the run's orders, if it has any yet: the router is sized for them."""
+    orders = find(run.child("orders"))
+    return [] if orders is None else [read_order(orders.file(name))[0].architecture for name in orders.names()]
 
 
 def accuracy_line(artifact: Artifact, blind: bool) -> str | None:

@@ -33,6 +33,7 @@ def train(
     checkpoint_seconds: Annotated[
         float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
     ] = None,
+    sheets: Annotated[bool, typer.Option(help="Show in OUT/sheets what it paints at every tenth of the budget")] = True,
     tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
     tethered: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes")] = False,
@@ -41,7 +42,8 @@ def train(
 
     On a GPU it chooses by itself how to make the best of the memory, and says
     what it chose; --memory and --set change that without a new order. Under
-    torchrun several GPUs train one expert together. See docs/training.md.
+    torchrun several GPUs train one expert together. What it would paint so far
+    is in OUT/sheets/. See docs/training.md.
 
     Examples:
 
@@ -69,6 +71,7 @@ def train(
             start=start,
             resources=Resources(device, limit, parse_overrides(overrides)),
             checkpoint_seconds=checkpoint_seconds,
+            sheets=sheets,
             watch=watch,
         )
     if quiet or not leads or artifact is None:

@@ -62,7 +62,7 @@ def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
     ):
         if value != wanted:
             raise UserError(
-                f"--to diffusers: its transformers have {name} {wanted}, this expert {value}; not exportable"
+                f"--to transformer: its transformers have {name} {wanted}, this expert {value}; not exportable"
             )
     shared = {
         "_diffusers_version": "0.35.0",
@@ -79,7 +79,7 @@ def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
     }
     if (config.variant, config.condition) == ("adaln", "labels"):
         if config.position_scale != 1.0:
-            raise UserError(f"--to diffusers: its DiT has position_scale 1, this expert {config.position_scale}")
+            raise UserError(f"--to transformer: its DiT has position_scale 1, this expert {config.position_scale}")
         return "diffusers-dit", shared | {
             "_class_name": "DiTTransformer2DModel",
             "num_embeds_ada_norm": config.classes,
@@ -88,7 +88,7 @@ def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
         }
     if (config.variant, config.condition) == ("adaln-single", "tokens"):
         if config.mlp_norm_eps != NORM_EPS or config.frequency_shift != 0:
-            raise UserError("--to diffusers: its PixArt has mlp_norm_eps 1e-6 and frequency_shift 0, this expert not")
+            raise UserError("--to transformer: its PixArt has mlp_norm_eps 1e-6 and frequency_shift 0, this expert not")
         return "diffusers-pixart", shared | {
             "_class_name": "PixArtTransformer2DModel",
             "cross_attention_dim": config.width,
@@ -99,7 +99,7 @@ def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
             "use_additional_conditions": False,
         }
     raise UserError(
-        f"--to diffusers: it has adaln with labels (DiT) and adaln-single with tokens (PixArt), "
+        f"--to transformer: diffusers has adaln with labels (DiT) and adaln-single with tokens (PixArt), "
         f"this expert is {config.variant} with {config.condition}; not exportable"
     )
 

@@ -25,6 +25,7 @@ from ..models.feature_extractors import load_extractor
 from .gather import slices_of_range, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids
+from .preview import colour_sums, fitted, shrunk
 from .shards import join_shards, pack_captions, read_shard, write_shard, write_shard_to_list
 from .space import LatentSpace, TextSpace
 from .text import split_words, text_encoder
@@ -48,6 +49,7 @@ class EncodeTask:
     """Range `number` of `ranges` of the ids in merged chunks: a piece of a shard to encode, not yet normalised.
 
     Ids in the index `known` are left out, and labels from `classes` on: for samples that come late, both are given.
+    The map for previews is fitted on the pieces that are `sampled`.
     """
 
     number: int
@@ -62,6 +64,7 @@ class EncodeTask:
     holdout: float
     known: Path | None
     classes: int | None
+    sampled: bool
 
 
 def encode(task: EncodeTask) -> int:
@@ -74,13 +77,16 @@ def encode(task: EncodeTask) -> int:
     gathered = gathered.without(known)
     captions, strange = understood_captions(task.encoders.text, gathered.captions)
     known_labels, unknown = understood_labels(task.classes, gathered.labels)
+    splits = [split_of(identity, task.validation, task.holdout) for identity in gathered.ids]
+    train = torch.tensor([name == "train" for name in splits], dtype=torch.bool)
     with fixed_threads(task.threads), torch.inference_mode():
         images = encode_images(task.encoders, gathered.pixels, task.batch)
+        small = images.pop("small")
+        colours = colour_sums(images["latents"][train], small[train]) if task.sampled else None
         text = encode_captions(task.encoders, captions)
     labels = torch.tensor([-1 if label is None else label for label in known_labels], dtype=torch.int64)
     write_shard(task.folder / f"{task.number:05d}.safetensors", {**images, "labels": labels, **text})
 
-    splits = [split_of(identity, task.validation, task.holdout) for identity in gathered.ids]
     count = len(gathered.ids)
     table = pa.table(
         {
@@ -105,7 +111,8 @@ def encode(task: EncodeTask) -> int:
             "bad caption: words no network knows": [gathered.ids[row].hex() for row in strange],
             "unknown label": [gathered.ids[row].hex() for row in unknown],
         },
-        **moments(images["latents"][torch.tensor([name == "train" for name in splits], dtype=torch.bool)]),
+        **moments(images["latents"][train]),
+        "colours": colours,
     }
     write_atomic(marker, canonical_json(summary))
     return count
@@ -140,7 +147,8 @@ def understood_labels(classes: int | None, labels: list[int | None]) -> tuple[li
 
 
 def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[str, Tensor]:
-    """`latents` float32 [N, C, H, W] as the autoencoder gives them, `features` float32 [N, D], and `thumbnails`."""
+    """`latents` float32 [N, C, H, W] as the autoencoder gives them, `features` float32 [N, D], `thumbnails`, and
+    `small`: the images at the latents' size."""
     autoencoder = load_autoencoder(encoders.autoencoder)
     extractor = load_extractor(encoders.features, encoders.device)
     parts = []
@@ -151,10 +159,12 @@ def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[st
         full[: len(pixels) - start] = pixels[start : start + batch]
         # channels last: what convolutions are fastest on, on CPUs and GPUs alike
         images = torch.from_numpy(full).to(encoders.device).contiguous(memory_format=torch.channels_last)
+        latents = autoencoder.encode(images).float()
         part = {
-            "latents": autoencoder.encode(images).float(),
+            "latents": latents,
             "features": extractor.extract(images).float(),
             "thumbnails": thumbnails(images),
+            "small": shrunk(images, latents),
         }
         parts.append({name: value.cpu().contiguous() for name, value in part.items()})
     return {name: torch.cat([part[name] for part in parts])[: len(pixels)] for name in parts[0]}
@@ -194,7 +204,10 @@ def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Seque
     # below the rounding error of the subtraction there is no variance to speak of
     still = variance <= 1e-12 * np.maximum(mean**2, 1e-12)
     std = np.where(still, 1.0, np.sqrt(np.maximum(variance, 0.0)))
-    return LatentSpace(autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    preview = fitted([s["colours"] for s in summaries if s.get("colours")], mean.tolist(), std.tolist())
+    return LatentSpace(
+        autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()), preview=preview
+    )
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,8 @@ def encode_tasks(
             holdout=config.holdout,
             known=None if old is None else old.index,
             classes=None if old is None else old.labels,
+            # ids are hashes, so the first shard is a random sample, and no sum grows with the data
+            sampled=old is None and number in pieces_of(0),
         )
         for number in range(pieces)
     ]

@@ -2,23 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from torch import Tensor
 
 from ..artifacts import Artifact
+from ..models.autoencoders import to_bytes
+
+
+class PreviewMap(BaseModel):
+    """Pixel values in [-1, 1] from the normalised latent z at the same place: weights z + bias."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    weights: tuple[tuple[float, ...], ...] = Field(description="one row per image channel, of one value per latent's")
+    bias: tuple[float, ...] = Field(description="one value per image channel")
+
+    def __call__(self, latents: Tensor) -> Tensor:
+        """Normalised latents [N, C, H, W] to images [N, 1 or 3, H, W]."""
+        weights = torch.tensor(self.weights, dtype=latents.dtype, device=latents.device)
+        return torch.einsum("ic,nchw->nihw", weights, latents) + _per_channel(self.bias, latents)
 
 
 class LatentSpace(BaseModel):
-    """Normalised latents: stored = (autoencoder latent - mean) / std, per channel."""
+    """Normalised latents: stored = (autoencoder latent - mean) / std, per channel.
+
+    `preview` is how they look, and no part of what they mean: spaces that differ in it are equal, and one without it
+    is written as it was before there was one, so that digests stay.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     autoencoder: str = Field(description="id of the autoencoder, e.g. pixels")
     shape: tuple[int, int, int] = Field(description="channels, height, width")
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    preview: PreviewMap | None = None
+
+    @model_validator(mode="after")
+    def _preview_fits(self) -> LatentSpace:
+        if self.preview is not None:
+            rows = {len(row) for row in self.preview.weights}
+            if rows != {self.shape[0]} or not len(self.preview.weights) == len(self.preview.bias) in (1, 3):
+                raise ValueError(f"preview does not make images of 1 or 3 channels from {self.shape[0]}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        return {name: value for name, value in values.items() if name != "preview" or value is not None}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LatentSpace) and self._meaning == other._meaning
+
+    def __hash__(self) -> int:
+        return hash(self._meaning)
+
+    @property
+    def _meaning(self) -> tuple[object, ...]:
+        return self.autoencoder, self.shape, self.mean, self.std
 
     def normalise(self, latents: Tensor) -> Tensor:
         """The autoencoder's latents [N, C, H, W] as networks see them."""
@@ -26,10 +76,24 @@ class LatentSpace(BaseModel):
 
     def restore(self, latents: Tensor) -> Tensor:
         """A network's latents [N, C, H, W] as the autoencoder decodes them."""
-        return latents * _per_channel(self.std, latents) + _per_channel(self.mean, latents)
+        return restored(latents, self.mean, self.std)
+
+    def previews(self, latents: Tensor) -> Tensor:
+        """A network's latents [N, C, H, W] as small images uint8 [N, 1 or 3, H, W], without the autoencoder.
+
+        Data prepared before there was a map shows its first three channels, two standard deviations either side.
+        """
+        if self.preview is not None:
+            return to_bytes(self.preview(latents))
+        return to_bytes(0.5 * latents[:, : 3 if latents.shape[1] >= 3 else 1])
 
 
-def _per_channel(values: tuple[float, ...], latents: Tensor) -> Tensor:
+def restored(latents: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Normalised latents [N, C, H, W] back in the autoencoder's own scale, per channel."""
+    return latents * _per_channel(std, latents) + _per_channel(mean, latents)
+
+
+def _per_channel(values: Sequence[float], latents: Tensor) -> Tensor:
     return torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1)
 
 

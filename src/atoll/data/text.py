@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -63,32 +63,31 @@ class Words:
         return {word: index for index, word in enumerate(self.space.vocabulary or ())}
 
     def encode(self, captions: Sequence[str]) -> dict[str, Tensor]:
-        """`tokens` int64 [B, L] word ids, 0 where `mask` bool [B, L] is False."""
-        tokens = torch.zeros(len(captions), self.space.length, dtype=torch.int64)
-        mask = torch.zeros(len(captions), self.space.length, dtype=torch.bool)
-        for row, caption in enumerate(captions):
-            words = split_words(caption)
-            for word in words:
-                if word not in self._ids:
-                    raise UserError(f"caption {caption!r}: unknown word {word!r}; the model knows: {self._known()}")
-            if len(words) > self.space.length:
-                raise UserError(
-                    f"caption {caption!r}: {len(words)} words, the model takes at most {self.space.length}; shorten it"
-                )
-            tokens[row, : len(words)] = torch.tensor([self._ids[word] for word in words], dtype=torch.int64)
-            mask[row, : len(words)] = True
-        return {"tokens": tokens, "mask": mask}
+        return word_ids(captions, self._ids, self.space.length)
 
-    def _known(self) -> str:
-        known = self.space.vocabulary or ()
-        return ", ".join(known[:40]) + (f" and {len(known) - 40} more" if len(known) > 40 else "")
+
+def word_ids(captions: Sequence[str], ids: Mapping[str, int], length: int) -> dict[str, Tensor]:
+    """`tokens` int64 [B, length] word ids, 0 where `mask` bool [B, length] is False."""
+    tokens = torch.zeros(len(captions), length, dtype=torch.int64)
+    mask = torch.zeros(len(captions), length, dtype=torch.bool)
+    for row, caption in enumerate(captions):
+        words = split_words(caption)
+        for word in words:
+            if word not in ids:
+                known = ", ".join(list(ids)[:40]) + (f" and {len(ids) - 40} more" if len(ids) > 40 else "")
+                raise UserError(f"caption {caption!r}: unknown word {word!r}; the model knows: {known}")
+        if len(words) > length:
+            raise UserError(f"caption {caption!r}: {len(words)} words, the model takes at most {length}; shorten it")
+        tokens[row, : len(words)] = torch.tensor([ids[word] for word in words], dtype=torch.int64)
+        mask[row, : len(words)] = True
+    return {"tokens": tokens, "mask": mask}
 
 
 def text_encoder(space: TextSpace, device: str = "cpu") -> TextEncoder:
     """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
     if space.kind == "words":
         return Words(space)
-    return load_pretrained_text(space.encoder).to(device)
+    return load_pretrained_text(space.encoder, device)
 
 
 def pretrained_space(name: str) -> TextSpace:

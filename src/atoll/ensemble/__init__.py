@@ -1,9 +1,12 @@
 """Many experts as one denoiser: routes and the mixture."""
 
-from .mixture import Mixture, Router
-from .routes import Full, Nucleus, Oracle, Route, Sampled, Threshold, TopK, parse_route
+from .asking import AskedEvery, Router
+from .mixture import Mixture
+from .routes import Fixed, Full, Nucleus, Oracle, Route, Sampled, Threshold, TopK, parse_route
 
 __all__ = [
+    "AskedEvery",
+    "Fixed",
     "Full",
     "Mixture",
     "Nucleus",

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ..artifacts import Store, UserError
-from ..islands.expert import Expert, load_expert
-from ..process import Bridge
+from ..islands.expert import Expert
 from ..router.card import TrainedRouter, load_router
 from .file import NAME, EnsembleFile, Member, find_ensemble
 from .mixture import GuidanceWeights, Mixture
+from .placing import OpenedExpert, Placed, Placement, open_expert
 from .routes import Route
+from .weights import Precision
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,21 @@ class Ensemble:
     """A loaded ensemble: expert k is the one of cluster k."""
 
     file: EnsembleFile
-    experts: Sequence[Expert]
+    placed: Placed
     router: TrainedRouter
 
-    def mixture(self, route: Route, guidance_weights: GuidanceWeights = "own") -> Mixture:
-        bridges: list[Bridge] = [expert.denoiser(self.file.reference) for expert in self.experts]
-        return Mixture(bridges, self.router, route, guidance_weights)
+    @property
+    def experts(self) -> Sequence[OpenedExpert]:
+        return self.placed.experts
+
+    def mixture(
+        self, route: Route, guidance_weights: GuidanceWeights = "own", precision: Precision = "float32"
+    ) -> Mixture:
+        engine, router = self.placed.engine(precision), self.placed.router(self.router, precision)
+        return Mixture(engine.denoisers, router, route, guidance_weights)
 
 
-def load_ensemble(run: Store, router: str | None = None, device: torch.device | str = "cpu") -> Ensemble:
+def load_ensemble(run: Store, router: str | None = None, placement: Placement = Placement()) -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say)."""
     file = find_ensemble(run)
     if file is None:
@@ -41,17 +46,20 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
     if router is None and file.router is None:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
     path = router or (file.router.path if file.router else "")
-    trained = load_router(run.child(path), device)
+    trained = load_router(run.child(path), placement.device)
     if router is None and file.router is not None and trained.digest != file.router.digest:
         raise UserError(f"{run}/{path}: is not the router {NAME} names; put the right one back or register it again")
     if trained.card.partition != file.partition:
         raise UserError(f"{run}/{path}: tells the clusters of another partition apart; train a router for this one")
-    experts = {member.cluster: load_member(run, file, member, device) for member in file.experts}
-    return Ensemble(file, [experts[cluster] for cluster in range(file.clusters)], trained)
+    found = {member.cluster: open_member(run, file, member) for member in file.experts}
+    experts = [found[cluster] for cluster in range(file.clusters)]
+    placed = Placed(experts, placement, file.reference)
+    placed.read()
+    return Ensemble(file, placed, trained)
 
 
-def load_member(run: Store, file: EnsembleFile, member: Member, device: torch.device | str) -> Expert:
-    expert = load_expert(run.child(*member.path.split("/")), device)
+def open_member(run: Store, file: EnsembleFile, member: Member) -> OpenedExpert:
+    expert = open_expert(run.child(*member.path.split("/")))
     if expert.digest != member.digest:
         raise UserError(
             f"{run}/{member.path}: is not the expert {NAME} names; put the right one back or admit it again"
@@ -60,7 +68,7 @@ def load_member(run: Store, file: EnsembleFile, member: Member, device: torch.de
     return expert
 
 
-def check_spaces(file: EnsembleFile, expert: Expert, where: str) -> None:
+def check_spaces(file: EnsembleFile, expert: OpenedExpert | Expert, where: str) -> None:
     """An expert of another latent or text space cannot answer for this model."""
     if expert.card.latent != file.latent:
         raise UserError(f"{where}: lives in another latent space than the ensemble; train it for this run's data")

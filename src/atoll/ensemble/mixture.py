@@ -9,18 +9,19 @@ The router gives p, the route decides which terms are worth computing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from ..process import Condition, Denoiser, Kind, Prediction, Schedule, guide, per_sample
+from ..process import GuidanceWeights as GuidanceWeights  # others know it from here
+from .asking import PerImageRouter, Router
+from .groups import asked, grouped
 from .routes import Full, PerImageRoute, Route
-
-Router = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
-GuidanceWeights = Literal["own", "conditional"]
+from .turns import Turns, residents_of
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,11 @@ class Mixture:
 
     def bind(self, rows: slice, seeds: Sequence[int]) -> Mixture:
         """The mixture for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
-        if isinstance(self.route, PerImageRoute):
-            return replace(self, route=self.route.bind(rows, seeds))
-        return self
+        route = self.route.bind(rows, seeds) if isinstance(self.route, PerImageRoute) else self.route
+        router = self.router.bind(rows, seeds) if isinstance(self.router, PerImageRouter) else self.router
+        if route is self.route and router is self.router:
+            return self
+        return replace(self, route=route, router=router)
 
     def weights(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         """What each expert counts [B, K], after the route; zero: it is not run."""
@@ -73,7 +76,10 @@ class Mixture:
     def guided(
         self, x: Tensor, t: Tensor, condition: Condition, scale: float, weights: GuidanceWeights | None = None
     ) -> Prediction:
-        """Classifier-free guidance; the two halves of a row that use the same expert go through it in one call."""
+        """Classifier-free guidance; the two halves of a row that use the same expert go through it in one call.
+
+        Router and route see the conditional half first: what they keep of it is `fixed`'s choice for both.
+        """
         weights = weights or self.guidance_weights
         _check_guidance_weights(weights)
         if scale == 1.0:
@@ -86,6 +92,15 @@ class Mixture:
             weights2 = self.weights(x, t, condition).repeat(2, 1)
         conditional, unconditional = self._mix(x2, t2, condition2, weights2).chunk(2)
         return Prediction(Kind.VELOCITY, guide(conditional, unconditional, scale))
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its experts are not all there at the same time."""
+        return residents_of(self) is not None
+
+    def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Turns:
+        """For images that do not go in step, because not all experts are there at the same time."""
+        return Turns(self, seeds, condition, scale, batch)
 
     def _routed(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         weights = self.router(x, t, condition)
@@ -100,18 +115,13 @@ class Mixture:
         """Equation (1), each expert on the rows it has weight for, summed in float32 or wider."""
         total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
         weights = weights.to(total.dtype)
-        expert, row = weights.T.nonzero(as_tuple=True)  # sorted by expert
-        counts = torch.bincount(expert, minlength=len(self.denoisers)).tolist()
-        for k, rows in enumerate(torch.split(row, counts)):
-            if not len(rows):
-                continue
-            if len(rows) == len(x):
-                value = self.denoisers[k](x, t, condition).value
-                total += per_sample(weights[:, k], x) * value
-                continue
-            part = None if condition is None else condition[rows]
-            value = self.denoisers[k](x[rows], t[rows], part).value
-            total.index_add_(0, rows, per_sample(weights[rows, k], value) * value.to(total.dtype))
+        groups = grouped(weights, x, t, condition)
+        for group, value in zip(groups, asked(self.denoisers, groups), strict=True):
+            share = weights[:, group.expert]
+            if group.rows is None:
+                total += per_sample(share, x) * value
+            else:
+                total.index_add_(0, group.rows, per_sample(share[group.rows], value) * value.to(total.dtype))
         return total
 
 

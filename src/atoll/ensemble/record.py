@@ -1,13 +1,16 @@
-"""Who painted what: a route that remembers which experts it chose, when, and for which image."""
+"""Who painted what: a route that shows which experts it chose, when, and for which image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .routes import PerImageRoute, Route
+
+# (rows of the call that are in this batch, t [B], the router's weights [B, K], what the route made of them [B, K])
+RouteWatch = Callable[[slice | Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Record:
@@ -17,7 +20,7 @@ class Record:
         self._by_image = torch.zeros(images, experts, dtype=torch.float64)
         self._by_time: dict[float, Tensor] = {}
 
-    def add(self, rows: slice, t: Tensor, chosen: Tensor) -> None:
+    def add(self, rows: slice | Tensor, t: Tensor, weights: Tensor, chosen: Tensor) -> None:
         counts = chosen.detach().cpu().double()
         self._by_image[rows] += counts
         time = round(float(t[0]), 9)
@@ -34,19 +37,35 @@ class Record:
         return self._by_image / self._by_image.sum(1, keepdim=True)
 
 
-class RecordedRoute:
-    """Passes on another route's answers and records them."""
+class WatchedRoute:
+    """Passes on another route's answers and shows them to `watch`."""
 
-    def __init__(self, route: Route, record: Record, rows: slice | None = None) -> None:
+    def __init__(self, route: Route, watch: RouteWatch, rows: slice | Tensor | None = None) -> None:
         self.route = route
-        self.record = record
+        self.watch = watch
         self.rows = rows if rows is not None else slice(None)
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> RecordedRoute:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> WatchedRoute:
         route = self.route.bind(rows, seeds) if isinstance(self.route, PerImageRoute) else self.route
-        return RecordedRoute(route, self.record, rows)
+        return WatchedRoute(route, self.watch, rows)
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
         chosen = self.route(weights, t)
-        self.record.add(self.rows, t, chosen)
+        self.watch(self.rows, t, weights, chosen)
         return chosen
+
+
+class Glimpse:
+    """The first routing since one last looked: at a step's own time, of the conditional half."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def add(self, rows: slice | Tensor, t: Tensor, weights: Tensor, chosen: Tensor) -> None:
+        if self._seen is None:
+            self._seen = weights, chosen
+
+    def taken(self) -> tuple[Tensor, Tensor] | None:
+        """The router's weights and what the route made of them, each [B, K]; None if nothing was routed."""
+        seen, self._seen = self._seen, None
+        return seen

@@ -1,13 +1,13 @@
 """Routes: which experts to run, and how much each counts.
 
 A route turns the router's weights [B, K] into weights that are zero for every expert not to be run and sum to one
-per row. `Sampled` and `Oracle` need to know which images a batch holds; `bind` tells them, once per batch.
+per row. `Sampled`, `Fixed` and `Oracle` need to know which images a batch holds; `bind` tells them, once per batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..artifacts import UserError
 
-CHOICES = "full, top-K, threshold-P, nucleus-P, sampled or oracle, for example top-2 or threshold-0.2"
+CHOICES = "full, top-K, threshold-P, nucleus-P, sampled, fixed or oracle, for example top-2 or threshold-0.2"
 
 
 class Route(Protocol):
@@ -28,7 +28,7 @@ class Route(Protocol):
 class PerImageRoute(Route, Protocol):
     """A route that depends on which image a row is."""
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Route:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Route:
         """The route for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
         ...
 
@@ -93,17 +93,31 @@ class Sampled:
 
     seeds: Tensor | None = None
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Sampled:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Sampled:
         return Sampled(torch.tensor([_signed(seed) for seed in seeds]))
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
-        if self.seeds is None or len(self.seeds) != len(weights):
-            raise ValueError(f"route sampled needs one seed per row ({len(weights)}): bind it to the batch's images")
-        u = _uniform(self.seeds.to(weights.device), t).to(weights.dtype)
-        below = _renormalised(weights).cumsum(dim=1) <= u[:, None]
-        # rounding may leave the last sum below u: then it is the last expert that has any weight
-        last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
-        return _one_hot(torch.minimum(below.sum(dim=1), last), weights)
+        return _drawn("sampled", self.seeds, weights, t)
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """One expert per image, drawn with the router's weights at the first step and kept to the end.
+
+    A bound route is asked about the conditional half first (`Mixture.guided`): that decides, the other half follows.
+    What it keeps belongs to the batch it is bound to; the choice depends on the image's seed and its own weights only.
+    """
+
+    seeds: Tensor | None = None
+    _kept: list[Tensor] = field(default_factory=list)  # empty before the first call, then one tensor [B, K]
+
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Fixed:
+        return Fixed(torch.tensor([_signed(seed) for seed in seeds]))
+
+    def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
+        if not self._kept:
+            self._kept.append(_drawn("fixed", self.seeds, weights, t))
+        return self._kept[0].to(weights.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +126,7 @@ class Oracle:
 
     clusters: Tensor | None = None
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Oracle:
+    def bind(self, rows: slice | Tensor, seeds: Sequence[int]) -> Oracle:
         return Oracle(None if self.clusters is None else self.clusters[rows])
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
@@ -130,6 +144,8 @@ def parse_route(text: str, clusters: Sequence[int] | None = None) -> Route:
         return Full()
     if text == "sampled":
         return Sampled()
+    if text == "fixed":
+        return Fixed()
     if text == "oracle":
         if clusters is None:
             raise UserError("route 'oracle' needs the true cluster of every image, not known here; use top-1")
@@ -160,6 +176,17 @@ def _only(weights: Tensor, experts: Tensor) -> Tensor:
     """The weights of some experts per row [B, k], the rest zero, renormalised."""
     kept = torch.zeros_like(weights).scatter(1, experts, weights.gather(1, experts))
     return _renormalised(kept)
+
+
+def _drawn(name: str, seeds: Tensor | None, weights: Tensor, t: Tensor) -> Tensor:
+    """One expert per row, drawn with the weights: a pure function of (seed, t, the row's own weights)."""
+    if seeds is None or len(seeds) != len(weights):
+        raise ValueError(f"route {name} needs one seed per row ({len(weights)}): bind it to the batch's images")
+    u = _uniform(seeds.to(weights.device), t).to(weights.dtype)
+    below = _renormalised(weights).cumsum(dim=1) <= u[:, None]
+    # rounding may leave the last sum below u: then it is the last expert that has any weight
+    last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
+    return _one_hot(torch.minimum(below.sum(dim=1), last), weights)
 
 
 def _one_hot(expert: Tensor, weights: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +20,9 @@ from torch import Tensor
 from ..artifacts import Artifact, Store, canonical_json, sha256_bytes
 from ..data.index import Index
 from ..data.shards import ShardSet
-from ..model import DEFAULT_SOLVER, load
+from ..model import load
 from ..models.feature_extractors import load_extractor
+from ..sampling import Sampling
 from .metrics import Features, Recogniser, frechet_distance, nearest_distances
 from .samples import SampleSettings, read_samples, write_samples
 
@@ -30,14 +32,13 @@ Progress = Callable[[str, int, int], None]  # (arm, images done, images in all)
 
 
 class Arm(BaseModel):
-    """One way to sample: a model of the run, a router, a route and a guidance scale."""
+    """One way to sample: a model of the run, a router, and how to sample."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="what the folder of its samples is called after")
     model: Literal["ensemble", "monolith"] = "ensemble"
     router: str | None = Field(None, description="another router folder than the ensemble's own, such as router-blind")
-    route: str | None = None
-    guidance: float
+    sampling: Sampling = Sampling()
 
 
 class EvaluationPlan(BaseModel):
@@ -45,34 +46,37 @@ class EvaluationPlan(BaseModel):
     arms: tuple[Arm, ...] = Field(min_length=1)
     count: int = Field(1000, gt=1, description="samples per arm")
     seed: int = 0
-    steps: int = Field(50, gt=0)
-    solver: str = DEFAULT_SOLVER
-    grid: str = "uniform"
     batch: int = Field(500, gt=0)
     threads: int = Field(1, gt=0)
     feature_scale: float = Field(1.0, gt=0, description="features are multiplied by it: 16 counts ink as the digits do")
 
-    def settings(self, arm: Arm, prompts: Sequence[str]) -> SampleSettings:
+    def settings(self, sampling: Sampling, prompts: Sequence[str]) -> SampleSettings:
         return SampleSettings(
-            prompts=tuple(prompts),
-            seed=self.seed,
-            steps=self.steps,
-            guidance=arm.guidance,
-            route=arm.route,
-            solver=self.solver,
-            grid=self.grid,
-            batch=self.batch,
-            threads=self.threads,
+            prompts=tuple(prompts), seed=self.seed, sampling=sampling, batch=self.batch, threads=self.threads
         )
 
 
-def arms_for(routes: Sequence[str], guidances: Sequence[float], *, router: str | None = None) -> tuple[Arm, ...]:
-    """Every route at every guidance, for the ensemble with one router."""
+def arms_for(
+    routes: Sequence[str], guidances: Sequence[float], *, router: str | None = None, sampling: Sampling = Sampling()
+) -> tuple[Arm, ...]:
+    """Every route at every guidance, for the ensemble with one router; all else is as in `sampling`."""
     label = "" if router is None else f"-{router}"
     return tuple(
-        Arm(name=f"{route}-g{guidance:g}{label}", router=router, route=route, guidance=guidance)
+        Arm(
+            name=f"{route}-g{guidance:g}{label}",
+            router=router,
+            sampling=replace(sampling, route=route, guidance=guidance),
+        )
         for guidance in guidances
         for route in routes
+    )
+
+
+def monolith_arms(guidances: Sequence[float], *, sampling: Sampling = Sampling()) -> tuple[Arm, ...]:
+    """The monolith at every guidance, sampled as the ensemble is."""
+    return tuple(
+        Arm(name=f"monolith-g{guidance:g}", model="monolith", sampling=replace(sampling, route=None, guidance=guidance))
+        for guidance in guidances
     )
 
 
@@ -89,11 +93,12 @@ def evaluate(
         source = run.child(*MONOLITH) if arm.model == "monolith" else run
         model = load(source.url, router=arm.router if arm.model == "ensemble" else None, device=device)
 
-        def on_step(done: int, total: int, name: str = arm.name) -> None:
+        def on_step(done: int, total: int, name: str = arm.name, steps: int = arm.sampling.steps) -> None:
             if progress is not None:
-                progress(name, done // plan.steps, total // plan.steps)
+                progress(name, done // steps, total // steps)
 
-        settings = plan.settings(arm, prompts)
+        arm = arm.model_copy(update={"sampling": model.settled(arm.sampling)})
+        settings = plan.settings(arm.sampling, prompts)
         # another model or other settings are other samples: an evaluation never finds its place taken
         key = sha256_bytes(canonical_json([model.digest, settings.model_dump(mode="json")]))[:8]
         folder = f"{arm.name}-{key}"
@@ -101,10 +106,11 @@ def evaluate(
         artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
         images, _ = read_samples(artifact)
         facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest}
-        arms.append({**arm.model_dump(mode="json"), **facts, **real.measure(images, wanted)})
+        compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
+        arms.append({**arm.model_dump(mode="json"), **compared, **facts, **real.measure(images, wanted)})
 
     result = {
-        "schema_version": 1,
+        "schema_version": 2,
         "plan": plan.model_dump(mode="json"),
         "data": data.digest,
         "features": data.config["features"]["extractor"],

@@ -265,13 +265,18 @@ class Page:
             "command": shlex.join(["atoll", *sys.argv[1:]]),
             "seed": plan["seed"],
             "samples per arm": plan["count"],
-            "solver": f"{plan['solver']}, {plan['steps']} steps, {plan['grid']} grid",
+            **{name: ", ".join(map(str, values)) for name, values in self._samplings().items()},
             "features": f"{self.evaluation['features']}, times {plan['feature_scale']:g}",
             "ensemble": self.ensemble.digest(),
             "data": self.evaluation["data"],
         }
         rows = "".join(f"<tr><td>{escape(k)}</td><td><code>{escape(str(v))}</code></td></tr>" for k, v in shown.items())
         return f"<table>{rows}</table>"
+
+    def _samplings(self) -> dict[str, list[Any]]:
+        """Every field of how the arms were sampled, with the different values it had."""
+        samplings = [arm["sampling"] for arm in self.evaluation["arms"]]
+        return {name: list(dict.fromkeys(str(one[name]) for one in samplings)) for name in samplings[0]}
 
 
 def _percent(share: float | None) -> str:

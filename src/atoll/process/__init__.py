@@ -2,7 +2,18 @@
 
 from .bridge import Bridge, PaperFusion
 from .condition import Condition
-from .denoiser import Denoiser, GuidedDenoiser, NetworkDenoiser, PerImageDenoiser, guide
+from .denoiser import (
+    Conversation,
+    Denoiser,
+    GuidanceWeights,
+    GuidedDenoiser,
+    InPrecision,
+    NetworkDenoiser,
+    PerImageDenoiser,
+    UnhurriedDenoiser,
+    computing_in,
+    guide,
+)
 from .objective import (
     AnySchedule,
     Corruption,
@@ -29,11 +40,14 @@ __all__ = [
     "AnySchedule",
     "Bridge",
     "Condition",
+    "Conversation",
     "Corruption",
     "CosineVP",
     "DDPMBetas",
     "Denoiser",
+    "GuidanceWeights",
     "GuidedDenoiser",
+    "InPrecision",
     "Kind",
     "LinearFlow",
     "LogitNormal",
@@ -48,11 +62,13 @@ __all__ = [
     "Shifted",
     "Sigmoid",
     "TimeDensity",
+    "UnhurriedDenoiser",
     "Uniform",
     "Weighting",
     "carries_only_noise",
     "coefficients",
     "combine",
+    "computing_in",
     "convert",
     "fixed_times",
     "guide",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from .condition import Condition
 from .prediction import Kind, Prediction
 from .schedule import Schedule, scaled
+
+GuidanceWeights = Literal["own", "conditional"]  # what a mixture weighs the unconditional half of guidance by
 
 
 @runtime_checkable
@@ -51,6 +54,30 @@ class PerImageDenoiser(Denoiser, Protocol):
         ...
 
 
+class Conversation(Protocol):
+    """Questions about images that need not go in step, answered in the order that suits whoever answers."""
+
+    def ask(self, images: Sequence[int], x: Tensor, t: Tensor, guided: bool) -> None:
+        """Ask about some images, in state x [B, ...] at times t float64 [B] on the CPU. None of them waits already."""
+        ...
+
+    def answers(self) -> tuple[list[int], Tensor]:
+        """The images that are answered now, at least one while any waits, and their velocities [B, ...]."""
+        ...
+
+
+@runtime_checkable
+class UnhurriedDenoiser(Denoiser, Protocol):
+    """A denoiser that answers some images before others, since not all of its parts are always at hand."""
+
+    def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Conversation:
+        """Begin to talk about the images of a call, by their seeds; what is guided is so by `scale`.
+
+        At most `batch` images are computed at once.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class NetworkDenoiser:
     """A network with the schedule and kind it was trained for.
@@ -72,3 +99,32 @@ class NetworkDenoiser:
         if value.shape != x.shape:  # learned variances, for one: they would broadcast or fail far from here
             raise ValueError(f"the network answered {list(value.shape)} to a state of shape {list(x.shape)}")
         return Prediction(self.kind, value)
+
+
+@dataclass(frozen=True)
+class InPrecision:
+    """A denoiser whose matrix products are made in `precision` (float32: as they are); states and answers stay as wide.
+
+    The one place where sampling leaves float32.
+    """
+
+    denoiser: Denoiser
+    precision: torch.dtype
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.denoiser.schedule
+
+    @property
+    def kind(self) -> Kind:
+        return self.denoiser.kind
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        with computing_in(self.precision, x.device):
+            answer = self.denoiser(x, t, condition)
+        return Prediction(answer.kind, answer.value.to(x.dtype))
+
+
+def computing_in(precision: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
+    """While inside, networks on `device` make their matrix products in `precision`."""
+    return torch.autocast(device.type, precision, enabled=precision is not torch.float32)

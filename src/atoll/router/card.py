@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..artifacts import Artifact, Store
 from ..data.space import LatentSpace, TextSpace
-from ..models.router import Router, RouterConfig
+from ..models.router import Router, RouterConfig, cluster_weights
 from ..process import Condition
 from ..training.result import load_network, read_card, write_result
 
@@ -42,8 +42,7 @@ class TrainedRouter:
     digest: str
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-        logits: Tensor = self.network(x, t * self.card.architecture.trunk.time_scale, condition)
-        return torch.softmax(logits.float(), dim=1)
+        return cluster_weights(self.network, self.card.architecture.trunk.time_scale, x, t, condition)
 
 
 def write_router(

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..process import Schedule, shift_time
 
 Grid = Callable[[int, Schedule], Tensor]
+GRIDS = "uniform, log-snr or shifted-S, for example shifted-3"
 
 # Karras et al.'s range of sigma/alpha: cleaner or noisier states are not worth a step of their own.
 _CLEANEST, _NOISIEST = 0.002, 80.0
@@ -69,5 +70,5 @@ def parse_grid(name: str) -> Grid:
     except ValueError:
         shift = math.nan
     if word != "shifted" or not 0.0 < shift < math.inf:
-        raise ValueError(f"unknown time grid {name!r}: use uniform, log-snr or shifted-S, for example shifted-3")
+        raise ValueError(f"unknown time grid {name!r}: use {GRIDS}")
     return partial(shifted, shift=shift)

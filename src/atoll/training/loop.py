@@ -61,6 +61,7 @@ class Fitted:
 
 
 Watch = Callable[[Progress], None]
+Show = Callable[[int, Execution], None]  # (images seen, how it is computed), while the network has averaged weights
 Smaller = Callable[[Execution], Execution | None]  # the next execution that needs less memory; None: there is none
 
 
@@ -74,12 +75,14 @@ def fit(
     whose: str,
     checkpoint_seconds: float | None = None,
     watch: Watch | None = None,
+    show: Show | None = None,
     smaller: Smaller = lambda _: None,
 ) -> Fitted:
     """Train `learner.network` by `training`; its final state, its metrics and how it was computed.
 
     Work in progress is in `folder`, under `identity`, which must not change; the same call goes on from there, bit for
     bit on a CPU, after any kind of death. Out of memory, it goes on with the next `smaller` execution and says so.
+    `show` is called with every row of metrics, to look at the network and leave it as it is.
     """
     device = open_device(execution)
     learner.network.to(device)
@@ -94,7 +97,7 @@ def fit(
                 watch(Progress(0, training.images, note=doubt))
             state = TrainingState(learner.network, training, execution)
             ledger = checkpoints.restore(state)
-            session = Session(learner, training, checkpoints, stop, team, watch)
+            session = Session(learner, training, checkpoints, stop, team, watch, show)
             while not finishes(session, execution, state, ledger):
                 free_memory()
                 if team.size > 1:
@@ -134,6 +137,7 @@ class Session:
     stop: StopSignal
     team: Team
     watch: Watch
+    show: Show | None
 
 
 def finishes(session: Session, execution: Execution, state: TrainingState, ledger: Ledger) -> bool:
@@ -185,6 +189,8 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
         if team.leads:
             with averaged(state):
                 measured = learner.measure(execution)
+                if session.show is not None:
+                    session.show(state.images, execution)
         seen = state.meters.read()
         yardstick = measured.get("yardstick", yardstick)
         ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})

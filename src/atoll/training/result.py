@@ -14,10 +14,19 @@ from typing import Any, TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from ..artifacts import Artifact, UserError, explain, raise_if_disk_full, remove_unfinished, seal, write_atomic
+from ..artifacts import (
+    Artifact,
+    UserError,
+    explain,
+    raise_if_disk_full,
+    remove_unfinished,
+    seal,
+    sha256_bytes,
+    write_atomic,
+)
 from ..models.dit import DiTConfig
 from ..models.shapes import as_shapes
 
@@ -42,7 +51,7 @@ def write_result(
     """Write model.safetensors (float32), metrics.jsonl and `texts` into `folder`, and seal it."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
-    tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in weights.items()}
+    tensors = as_saved(weights)
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in metrics)
     try:
         save_file(tensors, folder / WEIGHTS)
@@ -55,6 +64,16 @@ def write_result(
     except (OSError, SafetensorError) as error:
         raise_if_disk_full(error, str(folder))
         raise
+
+
+def as_saved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as model.safetensors holds them."""
+    return {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in weights.items()}
+
+
+def saved_digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 of the model.safetensors that holds these weights, wherever they are now and under whatever file name."""
+    return sha256_bytes(save(as_saved(weights)))
 
 
 def read_card(artifact: Artifact, name: str, model: type[Card]) -> Card:
@@ -73,15 +92,23 @@ def load_network(
     It is built on the meta device, as shapes only, and gets its tensors from the file: nothing is initialised to be
     overwritten. A card that asks for more than the file holds is refused before it costs anything.
     """
-    path = artifact.file(WEIGHTS)
+    return read_network(build, trunk, artifact.file(WEIGHTS), device)
+
+
+def read_network(
+    build: Callable[[], Network], trunk: DiTConfig, path: Path, device: torch.device | str, prefix: str = ""
+) -> Network:
+    """The same from any safetensors file, whose names may have a prefix."""
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  shapes; no values are read yet
-            header = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in found.items()}
+            header = {
+                name.removeprefix(prefix): (part.get_dtype(), tuple(part.get_shape())) for name, part in found.items()
+            }
             network = build_as_shapes(build, trunk, header, str(path))
             check_header(network.state_dict(), header, str(path))
             # copies: a mapped file may change or vanish while the network is in use
-            weights = {name: file.get_tensor(name).to(device, copy=True) for name in header}
+            weights = {name.removeprefix(prefix): file.get_tensor(name).to(device, copy=True) for name in found}
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error}); get it again") from error
     for name, value in weights.items():

@@ -36,6 +36,7 @@ class Switch:
     is right on one card need not be on another, or with another Triton."""
 
     on = False
+    epilogue = True  # with them, GELU at the end of the matrix product before it, where nobody asks for a gradient
 
 
 def available(h: Tensor) -> bool:

@@ -1,0 +1,134 @@
+"""What there is to say about a model: the facts of its card, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .. import __version__
+from ..artifacts import Artifact, Store, find
+from ..data.space import LatentSpace, TextSpace
+from ..ensemble.load import Ensemble
+from ..ensemble.placing import Alone, OpenedExpert
+from ..islands.order import Order
+from ..models.accounting import account
+from ..models.autoencoders import load_autoencoder
+from .bundle import expert_names
+
+
+def about_model(
+    body: Ensemble | Alone, latent: LatentSpace, text: TextSpace | None, digest: str, run: Store | None = None
+) -> dict[str, Any]:
+    """The facts a model carries in itself and, with the run it comes from, those that lie there."""
+    ensemble = body if isinstance(body, Ensemble) else None
+    experts = body.placed.experts
+    about: dict[str, Any] = {
+        "atoll": __version__,
+        "digest": digest,
+        "components": expert_names(len(experts)),
+        "experts": [about_expert(expert, ensemble) for expert in experts],
+        "router": None,
+        "route": None,
+        "data": about_latents(latent, text),
+        "example": example(experts[0], text),
+        "task": "text-to-image" if text is not None else "unconditional-image-generation",
+        "transformers": text is not None and text.kind != "words",
+    }
+    if ensemble is not None:
+        card = ensemble.router.card
+        about["route"] = ensemble.file.route
+        about["router"] = {
+            "parameters": sum(p.numel() for p in ensemble.router.network.parameters()),
+            "images": card.images,
+            "blind": card.architecture.trunk.condition == "none",
+        }
+        if run is not None:
+            about = add_run(about, run, ensemble)
+    return about
+
+
+def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, Any]:
+    card = expert.card
+    members = {} if ensemble is None else {member.digest: member for member in ensemble.file.experts}
+    measured = members[expert.digest].yardsticks if expert.digest in members else None
+    return {
+        "digest": expert.digest,
+        "order": card.order,
+        "cluster": card.cluster,
+        "objective": f"{card.kind} on {card.schedule.name}",
+        "parameters": account(card.architecture).parameters,
+        "images": card.images,
+        "origin": card.origin,
+        "licence": card.licence,
+        "contributor": None,
+        "inside": None if measured is None else measured.inside,
+        "gaussian": None if measured is None else measured.gaussian,
+    }
+
+
+def about_latents(latent: LatentSpace, text: TextSpace | None) -> dict[str, Any]:
+    autoencoder = load_autoencoder(latent.autoencoder)
+    height, width = latent.shape[1:]
+    reduction = getattr(autoencoder, "reduction", 1)
+    return {
+        "latent": " x ".join(map(str, latent.shape)),
+        "pixels": [height * reduction, width * reduction],
+        "autoencoder": latent.autoencoder,
+        "text": "nobody: there is none" if text is None else text.encoder,
+    }
+
+
+def example(expert: OpenedExpert, text: TextSpace | None) -> str | None:
+    """A prompt for the snippet: one the model surely takes."""
+    if text is not None:
+        return " ".join((text.vocabulary or ())[: text.length]) if text.kind == "words" else "a photograph"
+    return None if expert.card.architecture.classes is None else "0"
+
+
+def add_run(about: dict[str, Any], run: Store, ensemble: Ensemble) -> dict[str, Any]:
+    """Add what lies in the run: the data, the sizes of the clusters, who took which order, the evaluation.
+
+    Artifacts are known by their digests, whatever their folders are called.
+    """
+    names = [name for name in run.children() if "." not in name]
+    found = [artifact for name in names if (artifact := find(run.child(name))) is not None]
+    by_digest = {artifact.digest: artifact for artifact in found}
+    if (partition := by_digest.get(ensemble.file.partition)) is not None:
+        sizes = json.loads(partition.read("sizes.json"))["clusters"]
+        about = {**about, "clusters": [size["train"] for size in sizes]}
+        if (data := by_digest.get(partition.manifest.parents["data"])) is not None:
+            facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
+            about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
+    takers = takers_of([artifact for artifact in found if artifact.manifest.kind == "orders"])
+    experts = [{**expert, "contributor": takers.get(expert["order"])} for expert in about["experts"]]
+    return {**about, "experts": experts, **evaluated(run, ensemble)}
+
+
+def takers_of(plans: Sequence[Artifact]) -> dict[str, str]:
+    """Names of contributors by the digest of the order they took, as the organiser's plans have them."""
+    takers = {}
+    for plan in plans:
+        by_cluster = {job["cluster"]: job["island"] for job in plan.config.get("islands", [])}
+        for name in plan.names() if by_cluster else []:
+            order = Order.model_validate_json(plan.read(name))
+            if order.cluster in by_cluster:
+                takers[order.digest()] = by_cluster[order.cluster]
+    return takers
+
+
+def evaluated(run: Store, ensemble: Ensemble) -> dict[str, Any]:
+    """The arms of the run's evaluation that sampled this very model, and a prompt of theirs."""
+    if not run.exists("evaluation.json"):
+        return {}
+    made = json.loads(run.read("evaluation.json"))
+    own = ensemble.file.model_digest()
+    arms = [arm for arm in made["arms"] if arm["model"] == "ensemble" and arm["digest"] == own and not arm["router"]]
+    if not arms:
+        return {}
+    kept = [{key: arm[key] for key in ("route", "guidance", "frechet", "recognised")} for arm in arms]
+    plan = made["plan"]
+    facts = {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept}
+    samples = find(run.child("samples", arms[0]["folder"]))
+    prompt = "" if samples is None else json.loads(samples.read("samples.json"))["prompts"][0]
+    return {"evaluation": facts, **({"example": prompt} if prompt else {})}

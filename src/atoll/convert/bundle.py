@@ -1,0 +1,354 @@
+"""Our sources as one file that runs without atoll.
+
+A diffusers folder brings its own code. That code is not written a second time: a bundle starts from every definition
+of pipeline.py and follows the names each one uses, through our imports, to the definitions behind them. Those, and no
+others, are copied in an order in which they can run, as they stand, comments and all. Imports between our modules go;
+imports from outside must be on a short list, since whoever loads the folder has diffusers and not what atoll needs.
+
+It is one file because that is all diffusers takes from a hub: for a component with weights, its weights, its config and
+the one file that its class is in. Everything lands in one namespace; where two modules define the same name, the later
+one's is renamed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from .. import __version__
+from ..artifacts import sha256_bytes
+
+PACKAGE = Path(__file__).resolve().parents[1]
+START = "atoll.convert.pipeline"
+OUTSIDE = {"torch", "numpy", "safetensors", "diffusers"} | sys.stdlib_module_names
+
+# modules that stay behind, and what stands for them
+LEFT_BEHIND = {
+    "atoll.models.fused": '''
+class NoKernels:
+    """Triton kernels stay with atoll. Whoever asks whether one is there hears no, and uses the plain formulas."""
+
+    def __getattr__(self, question):
+        return lambda *sizes: False
+
+
+fused = NoKernels()
+'''
+}
+
+HEADER = '''"""The code of an Atoll model: its networks, the maths between them, and the pipeline that paints.
+
+Built by atoll {version} out of its own sources, one section per file: mend it there, not here. It imports nothing of
+atoll. Licence: Apache-2.0.
+"""
+
+from __future__ import annotations
+
+'''
+
+CLOSING = '''
+
+# ---- this model
+from diffusers import DiffusionPipeline
+
+
+class AtollPipeline(Painting, DiffusionPipeline):
+    """The model: `pipe(prompt, num_inference_steps=50, guidance_scale=2.0)`, with `route="top-2"` for an ensemble."""
+
+    _optional_components = ["vae", "text_encoder", "tokenizer", "router"]
+    expert_names = ({experts})
+
+    def __init__(
+        self,
+{parameters}        atoll=None,
+    ):
+        super().__init__()
+        self.register_modules(
+{modules}        )
+        self.register_to_config(atoll=atoll)
+
+
+# diffusers runs this file again for every component it loads; the definitions of the first time stay the only ones
+_FIRST = globals().get("_FIRST") or dict(globals())
+globals().update(_FIRST)
+'''
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One Python file. Its name holds its digest: diffusers copies the code of every folder it loads into one place."""
+
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"atoll_{sha256_bytes(self.text.encode())[:12]}"
+
+
+def bundle(experts: int) -> Bundle:
+    """The file of a model with so many experts: diffusers reads the components' names off the pipeline's `__init__`."""
+    names = expert_names(experts)
+    components = ("scheduler", "vae", "text_encoder", "tokenizer", "router", *names)
+    closing = CLOSING.format(
+        experts=" ".join(f'"{name}",' for name in names),
+        parameters="".join(f"        {name},\n" for name in components),
+        modules="".join(f"            {name}={name},\n" for name in components),
+    )
+    return Bundle(collected(START) + closing)
+
+
+def expert_names(experts: int) -> list[str]:
+    """Names of the components, in the order of their clusters."""
+    return [f"expert_{k:02d}" for k in range(experts)]
+
+
+def load(code: Bundle) -> ModuleType:
+    """Run a bundle as the module that others will have; the same bundle is run once."""
+    if code.name not in sys.modules:
+        spec = importlib.util.spec_from_loader(code.name, _Text(code))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[code.name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[code.name]
+
+
+class _Text(importlib.abc.InspectLoader):
+    """Imports a bundle that lies in no file."""
+
+    def __init__(self, code: Bundle) -> None:
+        self._code = code
+
+    def get_source(self, fullname: str) -> str:
+        return self._code.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._code.text, f"{self._code.name}.py", "exec", dont_inherit=True)
+
+
+@lru_cache(maxsize=1)
+def collected(start: str) -> str:
+    """A module and all it rests on, in one text."""
+    collection = Collection()
+    for name in collection.module(start).definitions:
+        collection.want((start, name))
+    parts = [HEADER.format(version=__version__) + import_lines(collection.outside)]
+    parts += [LEFT_BEHIND[name].strip() for name in sorted(collection.left_behind)]
+    names = collection.names()
+    for module in collection.in_order():
+        stray = [s.lineno for s in module.tree.body if not bound(s) and not is_import(s) and not is_text(s)]
+        assert not stray, f"{module.name}, line {stray}: neither a definition nor an import, a bundle would lose it"
+        parts.append(f"# ---- {module.path.relative_to(PACKAGE.parent).as_posix()}")
+        changed = {local: names[place] for local, place in collection.visible(module).items() if names[place] != local}
+        wanted = {id(statement) for (owner, _), statement in collection.wanted.items() if owner == module.name}
+        parts += [module.text_of(statement, changed) for statement in module.tree.body if id(statement) in wanted]
+    return "\n\n\n".join(parts) + "\n"
+
+
+Place = tuple[str, str]  # a module of ours, and a name it defines
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Something to import: a name of a module, or the module itself."""
+
+    module: str
+    name: str | None
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of our source files, read."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def source(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @cached_property
+    def definitions(self) -> Mapping[str, ast.stmt]:
+        """Top-level statements by each name they bind."""
+        return {name: statement for statement in self.tree.body for name in bound(statement)}
+
+    @cached_property
+    def imports(self) -> Mapping[str, Outside]:
+        """What each imported name is, as the import says."""
+        found: dict[str, Outside] = {}
+        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        for statement in self.tree.body:
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
+                    found[alias.asname or alias.name.partition(".")[0]] = Outside(alias.name, None)
+            elif isinstance(statement, ast.ImportFrom):
+                above = package.rsplit(".", statement.level - 1)[0] if statement.level else ""
+                origin = ".".join(filter(None, [above, statement.module]))
+                for alias in statement.names:
+                    whole = source_of(f"{origin}.{alias.name}") is not None
+                    target = Outside(f"{origin}.{alias.name}", None) if whole else Outside(origin, alias.name)
+                    found[alias.asname or alias.name] = target
+        return found
+
+    def text_of(self, statement: ast.stmt, renamed: Mapping[str, str]) -> str:
+        """A statement as it stands, with the comments right above it, and with some names replaced."""
+        lines = self.source.splitlines()
+        for row, begin, end in sorted(mentions(statement, renamed, lines), reverse=True):
+            line = lines[row - 1].encode()
+            new = renamed[line[begin:end].decode()]
+            lines[row - 1] = (line[:begin] + new.encode() + line[end:]).decode()
+        decorators = statement.decorator_list if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
+        first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+        while lines[first - 2].startswith("#"):
+            first -= 1
+        return "\n".join(lines[first - 1 : statement.end_lineno])
+
+
+class Collection:
+    """What a bundle needs: definitions of ours, and names from outside."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Module] = {}
+        self.wanted: dict[Place, ast.stmt] = {}
+        self.outside: dict[str, Outside] = {}
+        self.left_behind: set[str] = set()
+
+    def module(self, name: str) -> Module:
+        if name not in self.modules:
+            path = source_of(name)
+            assert path is not None, f"{name} is no module of ours"
+            self.modules[name] = Module(name, path)
+        return self.modules[name]
+
+    def want(self, place: Place) -> None:
+        """Take a definition and all it rests on."""
+        if place in self.wanted:
+            return
+        module = self.module(place[0])
+        statement = self.wanted[place] = module.definitions[place[1]]
+        for name in [*bound(statement), *used(statement)]:
+            meaning = self.meaning(module, name)
+            if isinstance(meaning, Outside):
+                self.want_outside(name, meaning, by=place)
+            elif meaning is not None:
+                self.want(meaning)
+
+    def want_outside(self, local: str, thing: Outside, *, by: Place) -> None:
+        if thing.module in LEFT_BEHIND:
+            self.left_behind.add(thing.module)
+            return
+        assert thing.module.partition(".")[0] in OUTSIDE, (
+            f"{'.'.join(by)} needs {thing.module}, which is not there without atoll: keep it out of what {START} uses"
+        )
+        known = self.outside.setdefault(local, thing)
+        assert known == thing, f"{'.'.join(by)}: {local} is {thing} here and {known} in another module"
+
+    def meaning(self, module: Module, name: str) -> Place | Outside | None:
+        """What a name in a module stands for; None for a local or built-in one."""
+        while name not in module.definitions:
+            imported = module.imports.get(name)
+            if imported is None or imported.name is None or source_of(imported.module) is None:
+                return imported
+            module, name = self.module(imported.module), imported.name
+        return module.name, name
+
+    def visible(self, module: Module) -> dict[str, Place]:
+        """The names of a module that stand for something of ours in the bundle."""
+        found = {name: self.meaning(module, name) for name in [*module.imports, *module.definitions]}
+        return {name: place for name, place in found.items() if isinstance(place, tuple) and place in self.wanted}
+
+    def in_order(self) -> list[Module]:
+        """The modules, each after those whose definitions it uses."""
+        owners = {owner for owner, _ in self.wanted}
+        needs = {name: {place[0] for place in self.visible(self.module(name)).values()} - {name} for name in owners}
+        sorter = TopologicalSorter({name: sorted(needs[name]) for name in sorted(needs)})
+        return [self.module(name) for name in sorter.static_order()]
+
+    def names(self) -> dict[Place, str]:
+        """What each definition is called in the bundle: its own name, unless that is taken."""
+        taken = {*self.outside, *(name.rpartition(".")[2] for name in self.left_behind)}
+        chosen: dict[Place, str] = {}
+        for module in self.in_order():
+            for name in (name for name in module.definitions if (module.name, name) in self.wanted):
+                new = f"{name}_of_{module.name.rpartition('.')[2]}" if name in taken else name
+                assert new not in taken, f"{module.name}: there are too many called {name}"
+                chosen[module.name, name] = new
+            taken |= {chosen[place] for place in chosen if place[0] == module.name}
+        return chosen
+
+
+def source_of(module: str) -> Path | None:
+    """The file of one of our modules; None for anything else."""
+    first, *rest = module.split(".")
+    if first != "atoll":
+        return None
+    place = PACKAGE.joinpath(*rest)
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def bound(statement: ast.stmt) -> list[str]:
+    """Names that a top-level statement defines."""
+    match statement:
+        case ast.FunctionDef() | ast.ClassDef():
+            return [statement.name]
+        case ast.Assign():
+            return [n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
+
+
+def is_import(statement: ast.stmt) -> bool:
+    """An import, or those that only a type checker sees."""
+    checked = isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
+    return checked or isinstance(statement, ast.Import | ast.ImportFrom)
+
+
+def is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def used(statement: ast.stmt) -> set[str]:
+    """Names that a statement mentions. Local variables among them do no harm: at worst one definition too many."""
+    nodes = list(ast.walk(statement))
+    inner = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+    assert not inner, f"line {statement.lineno}: a definition for a bundle imports nothing of ours by itself"
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def mentions(statement: ast.stmt, names: Mapping[str, str], lines: list[str]) -> Iterator[tuple[int, int, int]]:
+    """Row, first and last column, in bytes, of every mention of these names in a statement."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and node.id in names:
+            yield node.lineno, node.col_offset, node.col_offset + len(node.id.encode())
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
+            begin = lines[node.lineno - 1].encode().index(node.name.encode(), node.col_offset)
+            yield node.lineno, begin, begin + len(node.name.encode())
+        elif isinstance(node, ast.arg):  # callers may give it by name
+            assert node.arg not in names, f"line {node.lineno}: parameter {node.arg} shares its name with two others"
+
+
+def import_lines(outside: Mapping[str, Outside]) -> str:
+    whole: set[str] = set()
+    parts: dict[str, list[str]] = {}
+    for local, thing in outside.items():
+        if thing.name is None:
+            same = local == thing.module.partition(".")[0]
+            whole.add(f"import {thing.module}" if same else f"import {thing.module} as {local}")
+        else:
+            parts.setdefault(thing.module, []).append(thing.name if local == thing.name else f"{thing.name} as {local}")
+    named = [f"from {module} import {', '.join(sorted(parts[module]))}" for module in sorted(parts)]
+    return "\n".join([*sorted(whole), *named])

@@ -1,0 +1,513 @@
+"""An Atoll model as a diffusers pipeline.
+
+Nothing of atoll imports this module: `bundle` makes one file of it and of all it uses, and that file is what a
+diffusers folder holds and what `to_diffusers` runs. A pipeline has one component per expert and diffusers reads the
+components' names off the signature of `__init__`, so the class itself, with as many experts as the model has, is the
+last thing in that file (bundle.py, CLOSING).
+
+diffusers' words are kept: its users know them. Its conventions end here: a scheduler's sigma on the linear path is
+our t, and what a scheduler wants as the model's output is the velocity of the mixture.
+"""
+
+# diffusers' classes and decorators have no types we could rely on
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from diffusers import ConfigMixin, ImagePipelineOutput, ModelMixin, SchedulerMixin
+from diffusers import __version__ as diffusers_version
+from diffusers.configuration_utils import register_to_config
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.autoencoders.vae import DecoderOutput
+from diffusers.schedulers.scheduling_utils import SchedulerOutput
+from diffusers.utils import SAFETENSORS_WEIGHTS_NAME
+from diffusers.utils.torch_utils import randn_tensor
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..artifacts import sha256_file
+from ..data.space import restored
+from ..data.text import word_ids
+from ..ensemble.asking import AskedEvery, Router
+from ..ensemble.mixture import Mixture
+from ..ensemble.routes import parse_route
+from ..models.dit import DiT, DiTConfig
+from ..models.router import Router as RouterNetwork
+from ..models.router import RouterConfig, cluster_weights
+from ..models.text_encoders import encode_text
+from ..models.tiny_autoencoder import TinyAutoencoder
+from ..process import (
+    AnySchedule,
+    Bridge,
+    Condition,
+    Denoiser,
+    Kind,
+    LinearFlow,
+    NetworkDenoiser,
+    PerImageDenoiser,
+    Prediction,
+    Schedule,
+    wide_dtype,
+)
+from ..sampling.grids import parse_grid
+from ..sampling.guidance import Guided
+from ..sampling.noise import step_noise
+from ..sampling.solvers import Step, parse_solver
+from ..training.result import as_saved, saved_digest
+from .model_card import model_card
+
+STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
+SOLVERS_OF_ONE_CALL = ("dpmpp_2m", "euler", "stochastic")  # a loop of diffusers asks the model once per step
+
+
+def schedule_of(settings: Mapping[str, Any]) -> Schedule:
+    """A schedule from its JSON form."""
+    known = {field.default: kind for kind in get_args(AnySchedule) for field in fields(kind) if field.name == "name"}
+    schedule: Schedule = known[settings["name"]](**settings)
+    return schedule
+
+
+def architecture_of(settings: Mapping[str, Any]) -> DiTConfig:
+    return DiTConfig(**{**settings, "latent": tuple(settings["latent"])})
+
+
+class AtollExpert(ModelMixin, ConfigMixin):
+    """One expert: a network, and a card with the schedule and kind it was trained for.
+
+    `digest` is the expert's in the run it comes from, `weights` the sha256 of its model.safetensors there. The file of
+    weights here is that file, byte for byte.
+    """
+
+    @register_to_config
+    def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
+        super().__init__()
+        network = DiT(architecture_of(card["architecture"]))
+        for name, part in network.named_children():
+            self.add_module(name, part)
+        self.__dict__["network"] = network  # not a part itself, so that weights have the names they have in the run
+
+    def save_pretrained(self, save_directory: str | Path, safe_serialization: bool = True) -> None:
+        """Write config and weights. Weights that were changed are nobody's any more: the digest goes."""
+        assert safe_serialization, "no pickles here"
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(as_saved(self.state_dict()), folder / SAFETENSORS_WEIGHTS_NAME)
+        weights = sha256_file(folder / SAFETENSORS_WEIGHTS_NAME)
+        if self.config.weights not in (None, weights):
+            self.register_to_config(digest=None)
+        self.register_to_config(weights=weights)
+        self.save_config(folder)
+
+    def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
+        answer: Tensor = self.network(x, time, condition)
+        return answer
+
+
+class AtollRouter(ModelMixin, ConfigMixin):
+    """Which experts a noisy latent belongs to."""
+
+    @register_to_config
+    def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
+        super().__init__()
+        trunk, clusters = architecture_of(card["architecture"]["trunk"]), card["architecture"]["clusters"]
+        self.network = RouterNetwork(RouterConfig(trunk=trunk, clusters=clusters))
+
+    def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
+        logits: Tensor = self.network(x, time, condition)
+        return logits
+
+
+def bridged(expert: AtollExpert, onto: Schedule) -> Bridge:
+    """An expert, compiled or not, as a velocity on the reference path."""
+    card = expert.config.card
+    own = NetworkDenoiser(expert, schedule_of(card["schedule"]), Kind(card["kind"]), card["architecture"]["time_scale"])
+    return Bridge(own, onto=onto, limit=card["bridge_limit"])
+
+
+class AtollTinyAutoencoder(TinyAutoencoder, ModelMixin, ConfigMixin):
+    """TAEF2, which diffusers' own AutoencoderTiny misreads; weights have the names of its file."""
+
+    @register_to_config
+    def __init__(self, latent_channels: int, pooled: bool) -> None:
+        TinyAutoencoder.__init__(self, latent_channels, pooled=pooled)
+
+    def decode(self, latents: Tensor) -> DecoderOutput:
+        return DecoderOutput(sample=TinyAutoencoder.decode(self, latents))
+
+
+class AtollWords(ConfigMixin):
+    """Captions as word ids of the vocabulary of the training data; the networks learned the words themselves."""
+
+    config_name = "words.json"
+
+    @register_to_config
+    def __init__(self, vocabulary: Sequence[str], length: int) -> None:
+        self._ids = {word: index for index, word in enumerate(vocabulary)}
+
+    def __call__(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        return word_ids(captions, self._ids, self.config.length)
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        self.save_config(save_directory)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> AtollWords:
+        words: AtollWords = cls.from_config(cls.load_config(folder))
+        return words
+
+
+class AtollScheduler(SchedulerMixin, ConfigMixin):
+    """Atoll's own solvers and time grids, one step at a time; the default is what `atoll sample` uses."""
+
+    config_name = "scheduler_config.json"
+    order = 1
+
+    @register_to_config
+    def __init__(
+        self, solver: str = "dpmpp_2m", grid: str = "uniform", num_train_timesteps: int = STEPS_OF_A_SCHEDULER
+    ) -> None:
+        if solver not in SOLVERS_OF_ONE_CALL:
+            choices = ", ".join(SOLVERS_OF_ONE_CALL)
+            raise ValueError(f"solver {solver!r}: use one of {choices}, or a scheduler of diffusers")
+        self.set_timesteps(1)
+
+    def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
+        """A grid of so many steps; a walk along it begins with the next call of `step`."""
+        self.sigmas = parse_grid(self.config.grid)(num_inference_steps, LinearFlow())  # float64 on the CPU, as ours are
+        self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
+        self.num_inference_steps = num_inference_steps
+        self._walk: Iterator[Step] | None = None
+        self._last: Step | None = None
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Tensor | float,
+        sample: Tensor,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        return_dict: bool = True,
+    ) -> SchedulerOutput | tuple[Tensor]:
+        """One step of the solver, which asks for a velocity and is given `model_output`.
+
+        With a list of generators the stochastic solver draws the noise of their seeds, as `atoll sample` does.
+        """
+        if self._walk is None:
+            self._given = _Given()
+            noise = partial(_step_noise, generator, sample)
+            self._walk = parse_solver(self.config.solver).walk(self._given, sample, self.sigmas, None, noise)
+        elif self._last is not None and sample is not self._last.after:
+            self._last.after.copy_(sample)  # somebody changed the latents between two steps: go on from there
+        self._given.velocity = model_output
+        self._last = next(self._walk)
+        return SchedulerOutput(prev_sample=self._last.after) if return_dict else (self._last.after,)
+
+    def scale_model_input(self, sample: Tensor, timestep: Tensor | None = None) -> Tensor:
+        return sample
+
+    def __len__(self) -> int:
+        return int(self.config.num_train_timesteps)
+
+
+class _Given:
+    """A denoiser that answers what it has been given: it turns a solver that asks into one that is told."""
+
+    schedule, kind = LinearFlow(), Kind.VELOCITY
+    velocity: Tensor
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
+        return Prediction(Kind.VELOCITY, self.velocity)
+
+
+def _step_noise(generator: Any, sample: Tensor, index: int) -> Tensor:
+    if isinstance(generator, list | tuple):
+        return step_noise([one.initial_seed() for one in generator], sample.shape[1:], index)
+    noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
+    return noise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opposed(Condition):
+    """A condition whose opposite, for guidance, is a negative prompt instead of no prompt."""
+
+    negative: Condition
+
+    def null(self) -> Condition:
+        return self.negative
+
+
+class Painting:
+    """What the pipeline does; the end of the bundle makes it a DiffusionPipeline with the model's own experts.
+
+    `self.config.atoll` holds the latent and text space, the reference path, the default route, the ensemble's own
+    record, and what the model card says.
+    """
+
+    config: Any
+    scheduler: Any
+    vae: Any
+    text_encoder: Any
+    tokenizer: Any
+    router: Any
+    expert_names: tuple[str, ...]
+    progress_bar: Any
+    _execution_device: torch.device
+
+    _callback_tensor_inputs = ("latents",)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | int | Sequence[str | int] | None = None,
+        num_inference_steps: int = 50,
+        guidance_scale: float = 2.0,
+        negative_prompt: str | int | Sequence[str | int] | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        latents: Tensor | None = None,
+        route: str | None = None,
+        route_every: int = 1,
+        guidance_weights: str = "own",
+        guidance_interval: tuple[float, float] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[..., dict[str, Any]] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+    ) -> ImagePipelineOutput | tuple[Any]:
+        """Paint images.
+
+        prompt                 what to paint: text, or a class number for a model of labels
+        num_inference_steps    steps of the scheduler
+        guidance_scale         classifier-free guidance; 1 is none
+        negative_prompt        what to guide away from, instead of from no prompt
+        generator              one, or a list with one per image; `torch.Generator().manual_seed(seed + i)` for image i
+                               paints what `atoll sample --seed` paints
+        latents                normalised noise [N, C, H, W] instead of drawing it
+        route                  which experts run: top-K, full, threshold-P, nucleus-P, sampled, fixed; default: the
+                               model's own
+        route_every            ask the router at every n-th step only
+        guidance_weights       own (exact) or conditional (cheaper): the experts of the unconditional half
+        guidance_interval      guide only where low <= t <= high; t = 1 is noise
+        output_type            pil, np, pt or latent (normalised)
+        callback_on_step_end   called as (pipeline, step, timestep, {"latents": ...}); may return other latents
+        """
+        device = self._execution_device
+        prompts = self._prompts(prompt, num_images_per_prompt)
+        condition = self.encode(prompts, device)
+        if negative_prompt is not None:
+            if condition is None:
+                raise ValueError("negative_prompt: this model was trained without text; leave it out")
+            condition = self._opposed(condition, negative_prompt, num_images_per_prompt)
+        unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
+        if unknown:
+            raise ValueError(f"callback_on_step_end_tensor_inputs: only latents can be had, got {sorted(unknown)}")
+        self._guidance_scale = guidance_scale if condition is not None else 1.0  # nothing to guide towards
+        self._interrupt = False
+
+        sigmas, timesteps = self._times(num_inference_steps, device)
+        x = sigmas[0] * self._noise(len(prompts), generator, latents, device)
+        denoiser = self.denoiser(route, guidance_weights, sigmas, route_every)
+        if isinstance(denoiser, PerImageDenoiser):
+            denoiser = denoiser.bind(slice(0, len(prompts)), _seeds(generator, len(prompts)))
+        extra = {"generator": generator} if "generator" in _parameters(self.scheduler.step) else {}
+
+        self._num_timesteps = len(timesteps)
+        with self.progress_bar(total=len(timesteps)) as bar:
+            for index, timestep in enumerate(timesteps):
+                if self._interrupt:
+                    continue
+                t = torch.full((len(x),), sigmas[index], dtype=wide_dtype(device), device=device)
+                velocity = Guided(denoiser, self._guidance_scale, guidance_interval)(x, t, condition).value
+                x = self.scheduler.step(velocity, timestep, x, **extra, return_dict=False)[0]
+                if callback_on_step_end is not None:
+                    tensors = {"latents": x} if "latents" in callback_on_step_end_tensor_inputs else {}
+                    returned = callback_on_step_end(self, index, timestep, tensors)
+                    x = returned.pop("latents", x)
+                bar.update()
+
+        images = x if output_type == "latent" else self._pictures(x, output_type)
+        return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    @property
+    def guidance_scale(self) -> float:
+        return self._guidance_scale
+
+    @property
+    def num_timesteps(self) -> int:
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        return self._interrupt
+
+    @property
+    def experts(self) -> list[AtollExpert]:
+        """Expert k is the one of cluster k."""
+        return [getattr(self, name) for name in self.expert_names]
+
+    def denoiser(
+        self, route: str | None, guidance_weights: str, times: Sequence[float], route_every: int = 1
+    ) -> Denoiser:
+        """The model as one denoiser on the reference path, to be asked along a time grid."""
+        bridges = [bridged(expert, schedule_of(self.config.atoll["reference"])) for expert in self.experts]
+        if self.router is None:
+            if route is not None:
+                raise ValueError(f"route {route!r}: this is a single expert, there is nothing to route; leave it out")
+            return bridges[0]
+        chosen = parse_route(route or self.config.atoll["route"])
+        trunk = self.router.config.card["architecture"]["trunk"]
+        ask: Router = partial(cluster_weights, self.router, trunk["time_scale"])
+        if route_every > 1:
+            ask = AskedEvery(ask, torch.tensor(times), route_every)
+        return Mixture(bridges, ask, chosen, guidance_weights)  # type: ignore[arg-type]
+
+    def encode(self, prompts: Sequence[str | int], device: torch.device) -> Condition | None:
+        """Prompts as the condition the networks read; None for a model without one."""
+        text, classes = self.config.atoll["text"], self.experts[0].config.card["architecture"]["classes"]
+        if text is not None:
+            captions = [str(prompt) for prompt in prompts]
+            if text["kind"] == "words":
+                return Condition(**self.tokenizer(captions)).to(device)
+            found = encode_text(self.tokenizer, self.text_encoder, captions, kind=text["kind"], length=text["length"])
+            return Condition(**found).to(device)
+        if classes is not None:
+            return Condition(labels=torch.tensor([_label(prompt, classes) for prompt in prompts], device=device))
+        if any(prompt != "" for prompt in prompts):
+            raise ValueError(f"prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
+        return None
+
+    def _prompts(self, prompt: str | int | Sequence[str | int] | None, each: int) -> list[str | int]:
+        """One prompt per image."""
+        conditional = self.config.atoll["text"] is not None or self.experts[0].config.card["architecture"]["classes"]
+        if prompt is None and conditional:
+            raise ValueError("prompt: missing; say what to paint")
+        given = [""] if prompt is None else [prompt] if isinstance(prompt, str | int) else list(prompt)
+        return [one for one in given for _ in range(each)]
+
+    def _opposed(self, condition: Condition, negative: str | int | Sequence[str | int], each: int) -> Opposed:
+        """The condition with what to guide away from: one negative prompt for all images, or one for each prompt."""
+        given = self._prompts(negative, 1 if isinstance(negative, str | int) else each)
+        given = given * len(condition) if len(given) == 1 else given
+        if len(given) != len(condition):
+            raise ValueError(f"negative_prompt: give one, or one for each prompt; got {len(given) // each}")
+        found = self.encode(given, self._execution_device)
+        assert found is not None, "a model that takes a prompt takes a negative one"
+        return Opposed(**condition.tensors(), negative=found)
+
+    def _noise(self, count: int, generator: Any, latents: Tensor | None, device: torch.device) -> Tensor:
+        """Standard normal noise [count, C, H, W], float32 whatever the networks compute in."""
+        if isinstance(generator, list | tuple) and len(generator) != count:
+            raise ValueError(f"generator: {count} images need one, or a list of {count}, got {len(generator)}")
+        shape = (count, *self.config.atoll["latent"]["shape"])
+        if latents is None:
+            drawn: Tensor = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
+            return drawn
+        if tuple(latents.shape) != shape:
+            raise ValueError(f"latents: {count} images need the shape {list(shape)}, got {list(latents.shape)}")
+        return latents.to(device, torch.float32)
+
+    def _times(self, steps: int, device: torch.device) -> tuple[list[float], Tensor]:
+        """The scheduler's sigmas, which are our times, and its own timesteps; equal steps of t if it can be told."""
+        scheduler = self.scheduler
+        if isinstance(scheduler, AtollScheduler):
+            scheduler.set_timesteps(steps)
+            return scheduler.sigmas.tolist(), scheduler.timesteps
+        flows = "FlowMatch" in type(scheduler).__name__ or scheduler.config.get("use_flow_sigmas")
+        if not flows or scheduler.config.get("prediction_type", "flow_prediction") != "flow_prediction":
+            raise ValueError(
+                f"scheduler {type(scheduler).__name__}: this model gives the velocity of a straight path; use "
+                "FlowMatchEulerDiscreteScheduler, or another with use_flow_sigmas and prediction_type='flow_prediction'"
+            )
+        if "sigmas" in _parameters(scheduler.set_timesteps):
+            grid = parse_grid("uniform")(steps, LinearFlow())
+            scheduler.set_timesteps(sigmas=grid[:-1].tolist(), device=device)
+        else:
+            scheduler.set_timesteps(steps, device=device)
+        return scheduler.sigmas.tolist(), scheduler.timesteps
+
+    def _pictures(self, x: Tensor, output_type: str) -> Any:
+        latent = self.config.atoll["latent"]
+        images = restored(x, latent["mean"], latent["std"])
+        if self.vae is not None:
+            images = self.vae.decode(images.to(self.vae.dtype)).sample.float()
+        return VaeImageProcessor().postprocess(images, output_type=output_type)
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        safe_serialization: bool = True,
+        push_to_hub: bool = False,
+    ) -> None:
+        """Write a folder that loads again: every component with this code beside it, the index, and the model card."""
+        if not safe_serialization:
+            raise ValueError("safe_serialization=False: there are no pickles here; leave it out")
+        if push_to_hub:
+            raise ValueError("push_to_hub: save the folder, look at its README.md, then `hf upload` it")
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        index: dict[str, Any] = {"_class_name": [code_name(), type(self).__name__]}
+        index["_diffusers_version"] = diffusers_version
+        for name, entry in self.config.items():
+            if not isinstance(entry, list | tuple):
+                continue
+            component = getattr(self, name)
+            component = getattr(component, "_orig_mod", component)  # what torch.compile has wrapped
+            index[name] = list(entry)
+            if component is None:
+                continue
+            if isinstance(component, AtollRouter):
+                component.register_to_config(weights=saved_digest(component.network.state_dict()))
+            component.save_pretrained(folder / name)
+            if type(component).__module__ == __name__:
+                index[name] = [code_name(), type(component).__name__]
+                write_code(folder / name)
+                forget_place(folder / name / component.config_name)
+        index["atoll"] = self.config.atoll
+        write_code(folder)
+        (folder / "README.md").write_text(model_card(self.config.atoll["about"]), encoding="utf-8")
+        (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _label(prompt: str | int, classes: int) -> int:
+    if not str(prompt).isdecimal() or int(prompt) >= classes:
+        raise ValueError(f"prompt {prompt!r}: this model reads a class number from 0 to {classes - 1}, not text")
+    return int(prompt)
+
+
+def _seeds(generator: Any, count: int) -> list[int]:
+    """A seed per image, for routes that draw lots: of each image's own generator, or drawn from the one there is."""
+    if isinstance(generator, list | tuple):
+        return [one.initial_seed() for one in generator]
+    device = "cpu" if generator is None else generator.device
+    drawn: list[int] = torch.randint(2**62, (count,), generator=generator, device=device).tolist()
+    return drawn
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def forget_place(config: Path) -> None:
+    """Take out where a component was loaded from: nobody else's business."""
+    settings = json.loads(config.read_bytes())
+    settings.pop("_name_or_path", None)
+    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def code_name() -> str:
+    """The name of this file, which holds its digest."""
+    return __name__.rpartition(".")[2]
+
+
+def write_code(folder: Path) -> None:
+    """Put this file into a folder."""
+    source = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
+    (folder / f"{code_name()}.py").write_text(source, encoding="utf-8")

@@ -1,0 +1,219 @@
+"""Where the experts of a model go: on which devices, in what precision, all at once or in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..artifacts import Artifact, Store, UserError
+from ..islands.expert import KIND, ExpertCard, read_expert_card
+from ..models.accounting import block_values
+from ..models.dit import DiT, DiTConfig
+from ..process import Condition, LinearFlow, Schedule
+from ..router.card import TrainedRouter
+from ..training.machines import GIB, reachable
+from ..training.result import WEIGHTS
+from ..training.trust import answering_disagreements, told
+from .asking import Router
+from .engine import EngineExpert, ExpertEngine
+from .residency import Residency, Running, Stored
+from .routing import replayed_router
+from .weights import Layout, Precision, WeightsFile, layout_of, open_weights
+
+RESERVE = 1.0  # GiB of a card that is left for router, text encoder, autoencoder and CUDA itself
+ROWS = 64  # that an expert computes at once, when memory is reckoned with
+SHARE_AT_ONCE = 0.6  # of what a block would keep for a backward pass, that is there at the same time without one
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What the user asks for."""
+
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)  # the first is where images are; experts go to all
+    memory: float | None = None  # GiB of each device; None: what is free
+    int8: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.devices[0]
+
+
+@dataclass(frozen=True)
+class OpenedExpert:
+    """An expert whose card and header are known to fit each other; its weights are read when they get a place."""
+
+    card: ExpertCard
+    digest: str
+    file: WeightsFile
+
+
+def open_expert(place: str | Path | Store) -> OpenedExpert:
+    artifact = Artifact.open(place, KIND)
+    card = read_expert_card(artifact)
+    path, entry = artifact.unread(WEIGHTS)
+    return OpenedExpert(card, artifact.digest, open_weights(path, entry.sha256, card.architecture))
+
+
+class Placed:
+    """Experts where they are. The engine of a precision is made when it is asked for, and takes the other's place."""
+
+    def __init__(self, experts: Sequence[OpenedExpert], placement: Placement, reference: Schedule) -> None:
+        self.experts, self.placement, self._reference = experts, placement, reference
+        self._engine: tuple[Precision, ExpertEngine] | None = None
+        self._routers: dict[Precision, tuple[TrainedRouter, Router]] = {}
+        self.said = ""  # what was chosen and why, for people
+
+    def engine(self, precision: Precision) -> ExpertEngine:
+        """The experts in a precision, on their devices."""
+        if self._engine is None or self._engine[0] != precision:
+            self._engine = None  # what the other one takes is given back first
+            experts = [
+                Stored(e.card, e.file, layout_of(e.card.architecture, precision, int8=self.placement.int8))
+                for e in self.experts
+            ]
+            running = self.running(precision)
+            slots, said = choose([stored.layout for stored in experts], self.placement)
+            residency = Residency(experts, slots, self.placement.devices, running)
+            self._engine = precision, ExpertEngine(residency, self._reference)
+            self.said = said
+            if not running.kernels and (wrong := self._wrong_kernels(precision)) is not None:
+                self.said += f"; {wrong}"
+        return self._engine[1]
+
+    def read(self) -> None:
+        """Read the weights now, in the precision that is usual for the device; UnreadableExperts says whose are bad."""
+        self.engine("bfloat16" if self.placement.device.type == "cuda" else "float32")
+
+    def router(self, router: Router, precision: Precision) -> Router:
+        """The router beside them: a trained one in their precision, any other as it is."""
+        if not isinstance(router, TrainedRouter):
+            return router
+        known = self._routers.get(precision)
+        if known is None or known[0] is not router:
+            known = router, replayed_router(router, precision, self.placement.device, self.running(precision))
+            self._routers[precision] = known
+        return known[1]
+
+    def running(self, precision: Precision) -> Running:
+        return Running(kernels=self._fuses(precision) and self._wrong_kernels(precision) is None)
+
+    def _fuses(self, precision: Precision) -> bool:
+        """Whether the fused kernels are for this: CUDA, in half precision."""
+        return precision == "bfloat16" and self.placement.device.type == "cuda"
+
+    def _wrong_kernels(self, precision: Precision) -> str | None:
+        """A line about kernels that are wrong on this card for one of the architectures; None if all is well."""
+        if not self._fuses(precision):
+            return None
+        lines = (wrong_kernels(e.card.architecture, self.placement.device) for e in self.experts)
+        return next((line for line in lines if line is not None), None)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One expert as a model of its own."""
+
+    expert: OpenedExpert
+    placed: Placed
+
+    @property
+    def card(self) -> ExpertCard:
+        return self.expert.card
+
+    @property
+    def digest(self) -> str:
+        return self.expert.digest
+
+    def denoiser(self, precision: Precision) -> EngineExpert:
+        return self.placed.engine(precision).denoisers[0]
+
+
+def load_alone(place: str | Path | Store, placement: Placement = Placement()) -> Alone:
+    expert = open_expert(place)
+    placed = Placed([expert], placement, LinearFlow())
+    placed.read()
+    return Alone(expert, placed)
+
+
+def choose(layouts: Sequence[Layout], placement: Placement) -> tuple[int, str]:
+    """How many experts are there at a time, and a line that says so and why."""
+    largest = max(layout.nbytes + at_work(layout, placement.device) for layout in layouts)
+    room, why = room_on(placement)
+    everybody = sum(layout.nbytes + at_work(layout, placement.device) for layout in layouts)
+    devices = len(placement.devices)
+    count = len(layouts) if room is None or everybody <= devices * room * GIB else devices * int(room * GIB // largest)
+    count = min(count, len(layouts))
+    first = layouts[0]
+    kept = f"int8 and {first.precision}" if first.int8 else first.precision
+    where = ", ".join(map(str, placement.devices))
+    experts = "1 expert" if len(layouts) == 1 else f"{len(layouts)} experts"
+    total = size(sum(layout.nbytes for layout in layouts))
+    if count < 1:
+        narrow = "" if first.int8 else "--weights int8, "
+        raise UserError(
+            f"{why}: an expert in {kept} takes {size(largest)} with what it computes; use {narrow}more, or --device cpu"
+        )
+    if count == len(layouts):
+        return count, f"{experts} in {kept}, {total}: {'all ' if count > 1 else ''}on {where} ({why})"
+    return count, (
+        f"{experts} in {kept}, {total}: room for {count} at a time on {where} ({why}); images go on with an expert "
+        "that is there while the next one comes"
+    )
+
+
+def room_on(placement: Placement) -> tuple[float | None, str]:
+    """GiB for experts on each device, and where that number comes from; None: no need to ask."""
+    asked = f"--memory {placement.memory:g}GB" if placement.memory is not None else ""
+    if placement.device.type != "cuda":
+        return placement.memory, asked or "its memory"
+    free = min(reachable(device) for device in placement.devices)
+    room = min(free, placement.memory or free) - RESERVE
+    return max(0.0, room), asked if placement.memory is not None and placement.memory < free else f"{free:.1f} GiB free"
+
+
+def at_work(layout: Layout, device: torch.device) -> int:
+    """Bytes that an expert on a card computes in."""
+    if device.type != "cuda":
+        return 0
+    itemsize = 4 if layout.precision == "float32" else 2
+    return int(SHARE_AT_ONCE * ROWS * block_values(layout.architecture) * itemsize)
+
+
+def size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= 0.1 * GIB else f"{nbytes / 2**20:.1f} MiB"
+
+
+@lru_cache
+def wrong_kernels(config: DiTConfig, device: torch.device) -> str | None:
+    """Ask the fused kernels about one block of this architecture: a line about what is wrong, or None."""
+    network = DiT(replace(config, depth=1), torch.Generator().manual_seed(0)).to(device, torch.bfloat16).eval()
+    x, time, condition = small_question(config, device)
+    wrong = answering_disagreements(network, lambda: network(x, time, condition))
+    return told(wrong) if wrong else None
+
+
+def small_question(config: DiTConfig, device: torch.device, rows: int = 4) -> tuple[Tensor, Tensor, Condition | None]:
+    """Random input for a network of this architecture."""
+    numbers = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, *config.latent, generator=numbers)
+    time = config.time_scale * torch.rand(rows, generator=numbers)
+    condition = None
+    length = config.text_length or 8
+    match config.condition:
+        case "labels":
+            condition = Condition(labels=torch.arange(rows) % (config.classes or 1))
+        case "words":
+            words = torch.randint(config.vocabulary or 1, (rows, length), generator=numbers)
+            condition = Condition(tokens=words, mask=torch.ones(rows, length, dtype=torch.bool))
+        case "pooled":
+            condition = Condition(pooled=torch.randn(rows, config.text_width or 1, generator=numbers))
+        case "tokens":
+            tokens = torch.randn(rows, length, config.text_width or 1, generator=numbers)
+            lengths = torch.randint(1, length + 1, (rows, 1), generator=numbers)
+            condition = Condition(tokens=tokens, mask=torch.arange(length)[None] < lengths)
+    return x.to(device), time.to(device), None if condition is None else condition.to(device)

@@ -30,9 +30,7 @@ def without(*missing: int) -> GaussianWorld:
 
 def mixture(*missing: int, route: Route = Full()) -> Mixture:
     experts: list[Denoiser] = [
-        MissingExpert(k, LinearFlow())
-        if k in missing
-        else ExactDenoiser(WORLD.cluster(k), LinearFlow(), Kind.VELOCITY)
+        MissingExpert(k, LinearFlow()) if k in missing else ExactDenoiser(WORLD.cluster(k), LinearFlow(), Kind.VELOCITY)
         for k in range(4)
     ]
     return Mixture(experts, RouterAmong(ExactRouter(WORLD), missing), route)

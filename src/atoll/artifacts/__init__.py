@@ -4,9 +4,10 @@ from .artifact import STATE, Artifact, Draft, differences, find, reuse, seal, ve
 from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
 from .known_digests import file_digest
+from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
 from .manifest import FileEntry, Manifest, explain
-from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, remove_unfinished, write_atomic
+from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
 __all__ = [
     "LOCK",
@@ -32,6 +33,8 @@ __all__ = [
     "seal",
     "sha256_bytes",
     "sha256_file",
+    "sweep",
+    "tidy",
     "verify_file",
     "write_atomic",
 ]

@@ -11,10 +11,11 @@ from .digest import canonical_json, sha256_bytes
 from .errors import UserError
 
 NAME = "manifest.json"
+STATE = "state"  # of half-done work, in the folder of what it is to become
 SCHEMA_VERSION = 1
 
 # Never listed, so that equal work has equal digests: when, where and how fast it was done.
-UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", "state"})
+UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", STATE})
 
 
 class FileEntry(BaseModel):

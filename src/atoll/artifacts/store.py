@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
+import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -21,6 +21,8 @@ import fsspec
 
 from .digest import sha256_file
 from .errors import UserError
+from .leftovers import remove_unfinished
+from .lock import is_file_at, lock_file
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,13 @@ class Store:
         if kept.exists():
             return kept
         kept.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(kept.parent)
         filesystem, root = self._remote()
-        handle, temporary = tempfile.mkstemp(dir=kept.parent)
-        os.close(handle)
-        try:
-            filesystem.get_file(f"{root}/{name}", temporary)
-            found = sha256_file(Path(temporary))
+        with atomic_file(kept) as stream:
+            filesystem.get_file(f"{root}/{name}", stream.name)
+            found = sha256_file(Path(stream.name))
             if found != sha256:
                 raise UserError(f"{self.url}/{name}: sha256 is {found[:12]}, expected {sha256[:12]}; get it again")
-            os.replace(temporary, kept)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
         return kept
 
     def _remote(self) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -167,24 +165,36 @@ def write_atomic(target: Path, data: bytes) -> None:
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[BinaryIO]:
-    """A file to write: under a temporary name, then flushed, renamed and its folder flushed. Whole, or not there."""
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    """A file to write: under a temporary name, then flushed, renamed and its folder flushed. Whole, or not there.
+
+    It is locked until it has its name, so that whoever cleans up tells it from one that a killed process left.
+    """
+    temporary, stream = open_temporary(target)
     try:
-        with temporary.open("wb") as stream:
+        with stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, target)
+            if sys.platform != "win32":
+                os.replace(temporary, target)
+        if sys.platform == "win32":  # no open file is renamed there
+            os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(target.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process was writing there with safetensors, which writes under such a name first."""
-    for left in folder.glob(".tmp??????"):
-        left.unlink(missing_ok=True)
+def open_temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """A new, locked file beside `target`, with a name that leftovers.py knows."""
+    while True:
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        stream = temporary.open("xb")
+        with suppress(OSError):  # a file system without locks: nobody will take it for left behind there
+            lock_file(stream.fileno(), wait=True)  # only somebody who cleans up can have it, for a moment
+        if is_file_at(stream.fileno(), temporary):
+            return temporary, stream
+        stream.close()  # and has removed it
 
 
 def link(source: Path, target: Path) -> None:

@@ -54,4 +54,6 @@ class MissingExpert:
     kind: Kind = Kind.VELOCITY
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        raise UserError(f"cluster {self.cluster}: has no expert, and this route asks for it; use another, such as top-1")
+        raise UserError(
+            f"cluster {self.cluster}: has no expert, and this route asks for it; use another, such as top-1"
+        )

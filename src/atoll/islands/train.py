@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, verify_file
+from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, tidy, verify_file
 from ..data.shards import ResidentSamples, ShardSet
 from ..models.accounting import account
 from ..models.dit import DiT
@@ -115,6 +115,7 @@ def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
         return None
     if artifact.manifest.kind != KIND or artifact.manifest.parents != parents:
         raise UserError(f"{out}: already holds an artifact of another order or start; choose another --out")
+    tidy(out)
     return artifact
 
 

@@ -1,12 +1,12 @@
 """Artifacts: manifests, digests and stores. Knows no stage by name and imports nothing of ours."""
 
-from .artifact import STATE, Artifact, Draft, differences, find, reuse, seal, verify_file
+from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
 from .known_digests import file_digest
 from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
-from .manifest import FileEntry, Manifest, explain
+from .manifest import STATE, FileEntry, Manifest, explain
 from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
 __all__ = [

@@ -55,5 +55,5 @@ class MissingExpert:
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
         raise UserError(
-            f"cluster {self.cluster}: has no expert, and this route asks for it; use another, such as top-1"
+            f"cluster {self.cluster}: has no expert, and this route asks for it; use another route"
         )

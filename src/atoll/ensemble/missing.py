@@ -54,6 +54,4 @@ class MissingExpert:
     kind: Kind = Kind.VELOCITY
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        raise UserError(
-            f"cluster {self.cluster}: has no expert, and this route asks for it; use another route"
-        )
+        raise UserError(f"cluster {self.cluster}: has no expert, and this route asks for it; use another route")

@@ -217,18 +217,6 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     assert process.stderr.count("\n") == 1
 
 
-def test_a_corrupt_expert_is_refused_by_name(tiny_demo: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(tiny_demo, tmp_path / "run"))
-    weights = next((run / "contributions").glob("03-*/model.safetensors"))
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(bytes(data))
-    process = atoll("sample", run, "--prompt", "a handwritten one", "--out", tmp_path / "s", check=False)
-    assert process.returncode == 2
-    assert f"{weights}: corrupt" in process.stderr
-    assert not (tmp_path / "s").exists()
-
-
 def test_the_record_says_who_painted_what(tiny_demo: Path) -> None:
     evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
     for arm in evaluation["arms"]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .artifacts import Store, UserError, canonical_json, find, sha256_bytes
 from .data.space import LatentSpace, TextSpace
 from .data.text import text_encoder
 from .ensemble.load import Ensemble, load_ensemble
+from .ensemble.missing import ExpertsMissing
 from .ensemble.mixture import GuidanceWeights
 from .ensemble.routes import Route, parse_route
 from .islands.expert import KIND as EXPERT
@@ -45,6 +47,11 @@ class Model:
     @property
     def default_route(self) -> str | None:
         return self.body.version.route if isinstance(self.body, Ensemble) else None
+
+    @property
+    def missing(self) -> Mapping[int, str]:
+        """Clusters that have no expert here, and why: their weight goes to the others."""
+        return self.body.missing if isinstance(self.body, Ensemble) else {}
 
     def denoiser(self, route: Route | None, guidance_weights: GuidanceWeights = "own") -> Denoiser:
         """The model as one denoiser on the reference path."""
@@ -154,7 +161,8 @@ def to_pil(images: Tensor) -> list[Image.Image]:
 def load(place: str | Path, *, router: str | None = None, device: str | None = None) -> Model:
     """Load a run (a folder or URL) in its newest version, or one expert's folder.
 
-    `router` names another router folder of the run than the one that version names.
+    `router` names another router folder of the run than the one that version names. Experts that are missing are
+    left out with a warning.
     """
     store = Store.at(place)
     on = torch.device(named_or_best(device))
@@ -165,8 +173,10 @@ def load(place: str | Path, *, router: str | None = None, device: str | None = N
         expert = load_expert(store, on)
         return Model(expert, expert.card.latent, expert.card.text, expert.digest, on)
     ensemble = load_ensemble(store, router, on)
+    if (complaint := ensemble.complaint()) is not None:
+        warnings.warn(ExpertsMissing(f"{place}: {complaint}"), stacklevel=2)
     # the version names its own router; another one makes another model
-    digest = ensemble.version.model_digest()
+    digest = ensemble.model_digest()
     if router is not None:
         digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
     return Model(ensemble, ensemble.version.latent, ensemble.version.text, digest, on)

@@ -9,7 +9,10 @@ import difflib
 import errno
 import importlib
 import sys
-from typing import NoReturn
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import typer
 
@@ -69,7 +72,8 @@ def run_verb(verb: str, arguments: list[str]) -> None:
     try:
         module = importlib.import_module(f".{verb}", __name__)
         app.command()(getattr(module, verb))
-        app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
+        with warnings_in_a_line():
+            app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
     except UserError as error:
         fail(str(error), 2)
     except UsageError as error:
@@ -88,6 +92,22 @@ def run_verb(verb: str, arguments: list[str]) -> None:
         if not isinstance(error, StopRequested):
             raise
         fail(str(error), 128 + error.signal)  # as a shell says it: 130 after Ctrl-C, 143 after SIGTERM
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Our own warnings look like our errors: one line, without the place in our code that they come from."""
+    with warnings.catch_warnings():
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category.__module__.startswith(f"{__package__.partition('.')[0]}."):
+                typer.echo(f"atoll: {message}", err=True)
+            else:
+                as_usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def explain_missing_package(error: ImportError) -> str:

@@ -33,7 +33,8 @@ def sample(
 ) -> None:
     """Paint images. Writes one PNG per image, a sheet of all, and samples.json with every setting.
 
-    Routes: top-K, full, threshold-P, nucleus-P, sampled.
+    Routes: top-K, full, threshold-P, nucleus-P, sampled. An expert that is missing stops nothing: its
+    weight goes to the others, and a line says so.
 
     Examples:
 

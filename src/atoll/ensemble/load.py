@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..artifacts import Store, UserError
 from ..islands.expert import Expert, load_expert
-from ..process import Bridge
+from ..process import Denoiser
 from ..router.card import TrainedRouter, load_router
 from .checks import Checks
+from .missing import MissingExpert, RouterAmong
 from .mixture import GuidanceWeights, Mixture
 from .routes import Route
-from .versions import Reference, Version, open_ensemble, place_of
+from .versions import Member, Reference, Version, open_ensemble, place_of
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A loaded ensemble: expert k is the one of cluster k."""
+    """A loaded ensemble: the experts that are there, by cluster, and why each `missing` cluster has none."""
 
     version: Version
     experts: Sequence[Expert]
     router: TrainedRouter
+    missing: Mapping[int, str]
 
     def mixture(self, route: Route, guidance_weights: GuidanceWeights = "own") -> Mixture:
-        bridges: list[Bridge] = [expert.denoiser(self.version.reference) for expert in self.experts]
-        return Mixture(bridges, self.router, route, guidance_weights)
+        """All clusters as one denoiser: place k is cluster k's, and nobody's weight goes to a missing one."""
+        there, path = iter(self.experts), self.version.reference
+        denoisers: list[Denoiser] = [
+            MissingExpert(k, path) if k in self.missing else next(there).denoiser(path)
+            for k in range(self.version.clusters)
+        ]
+        router = RouterAmong(self.router, self.missing) if self.missing else self.router
+        return Mixture(denoisers, router, route, guidance_weights)
+
+    def model_digest(self) -> str:
+        """Of what it paints: an expert that has gone makes the model that never had it."""
+        there = [member for member in self.version.serving if member.cluster not in self.missing]
+        return self.version.model_copy(update={"experts": tuple(there)}).model_digest()
+
+    def complaint(self) -> str | None:
+        """One line about who is missing; None if all are there."""
+        if not self.missing:
+            return None
+        who = "; ".join(f"cluster {cluster} ({why})" for cluster, why in sorted(self.missing.items()))
+        return f"painting without the expert of {who}: its weight goes to the other {len(self.experts)}"
 
 
 def load_ensemble(run: Store, router: str | None = None, device: torch.device | str = "cpu") -> Ensemble:
-    """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say)."""
+    """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
+
+    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`.
+    """
     version = open_ensemble(run)
-    if empty := version.empty_clusters():
-        raise UserError(
-            f"{run}: no expert admitted for cluster {', '.join(map(str, empty))}; train and admit them first"
-        )
     checks = Checks(run)
-    checks.check(version)
+    checks.check(version.model_copy(update={"experts": ()}))
     if router is not None:
         trained = load_router(run.child(router), device)
         checks.check_router(version, trained.card, router)
@@ -47,11 +66,28 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
         check_digest(run, version, version.router, trained.digest)
     else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
-    experts = []
+    experts, missing = [], dict.fromkeys(version.empty_clusters(), "none serves yet")
     for member in version.serving:
-        experts.append(load_expert(place_of(run, member), device))
-        check_digest(run, version, member, experts[-1].digest)
-    return Ensemble(version, experts, trained)
+        try:
+            expert = load_member(run, version, member, device)
+        except UserError as error:
+            missing[member.cluster] = str(error)
+            continue
+        checks.check_member(version, member)
+        experts.append(expert)
+    if not experts:
+        first = min(missing)
+        raise UserError(
+            f"{run}: has no expert to paint with, for none of its {version.clusters} clusters, "
+            f"such as cluster {first} ({missing[first]}); train one and `atoll admit` it"
+        )
+    return Ensemble(version, experts, trained, missing)
+
+
+def load_member(run: Store, version: Version, member: Member, device: torch.device | str) -> Expert:
+    expert = load_expert(place_of(run, member), device)
+    check_digest(run, version, member, expert.digest)
+    return expert
 
 
 def check_digest(run: Store, version: Version, reference: Reference, found: str) -> None:

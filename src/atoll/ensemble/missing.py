@@ -20,6 +20,10 @@ from ..artifacts import UserError
 from ..process import Condition, Kind, Prediction, Schedule
 
 
+class ExpertsMissing(UserWarning):
+    """A model was loaded without some of its experts."""
+
+
 def shared_out(weights: Tensor, present: Tensor) -> Tensor:
     """Equation (1): weights [B, K] with those of missing experts dealt to the others. present: bool [K], not all False.
 

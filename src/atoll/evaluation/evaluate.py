@@ -105,7 +105,8 @@ def evaluate(
         place = out.child("samples", folder).path
         artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
         images, _ = read_samples(artifact)
-        facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest}
+        missing = sorted(model.missing)
+        facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest, "missing": missing}
         arms.append({**arm.model_dump(mode="json"), **facts, **real.measure(images, wanted)})
 
     result = {

@@ -83,13 +83,17 @@ class Page:
         self.run = run
         self.evaluation = evaluation
         self.version = open_ensemble(run)
+        self.missing = sorted({cluster for arm in evaluation["arms"] for cluster in arm["missing"]})
+        self.experts = [member for member in self.version.serving if member.cluster not in self.missing]
         self.painted = []
         for arm in evaluation["arms"]:
             images, record = read_samples(Artifact.open(out.child("samples", arm["folder"]), "samples"))
             self.painted.append(Painted(arm, images, record))
 
     def names(self) -> list[str]:
-        return [f"{m.cluster}: {m.objective.split(' ')[0]}" for m in self.version.serving]
+        """Of all clusters, those without an expert too."""
+        kinds = {m.cluster: m.objective.split(" ")[0] for m in self.experts}
+        return [f"{k}: {kinds.get(k, 'missing')}" for k in range(self.version.clusters)]
 
     def hero(self, tile: int) -> Image.Image:
         """The best ensemble arm of the evaluation."""
@@ -98,7 +102,7 @@ class Page:
         return best.sheet(tile)
 
     def summary(self) -> str:
-        kinds = [member.objective for member in self.version.serving]
+        kinds = [member.objective for member in self.experts]
         counts = ", ".join(f"{kinds.count(kind)} with {escape(kind)}" for kind in dict.fromkeys(kinds))
         arms = [p.arm for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
         right = max((arm["recognised"] or 0.0 for arm in arms), default=0.0)
@@ -106,8 +110,13 @@ class Page:
         return (
             f"{len(kinds)} experts, {counts}, each trained alone in a process of its own on one cluster of the data. "
             f"They have never exchanged a gradient, a weight or a sample. A router that sees {self._router_sees()} "
-            f"fuses them.{seen}"
+            f"fuses them.{seen}{self._without()}"
         )
+
+    def _without(self) -> str:
+        if not self.missing:
+            return ""
+        return f" <b>Painted without an expert for cluster {', '.join(map(str, self.missing))}.</b>"
 
     def _router_sees(self) -> str:
         assert self.version.router is not None, "an evaluated ensemble has a router"
@@ -119,7 +128,7 @@ class Page:
         legend = "".join(
             f'<span class="key"><i style="background:{expert_colour(m.cluster)}"></i>expert {m.cluster} '
             f"<small>{escape(m.objective)}</small></span>"
-            for m in self.version.serving
+            for m in self.experts
         )
         sheets = "".join(
             f'<figure><img class="pixels" src="{data_uri(p.sheet(tile=24))}" alt="samples: {escape(p.title)}">'
@@ -142,7 +151,7 @@ class Page:
         partition = open_reference(self.run, self.version.partition, "partition")
         sizes = json.loads(partition.read("sizes.json"))["clusters"]
         cards = []
-        for member in self.version.serving:
+        for member in self.experts:
             sheet = Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))
             score = member.yardsticks
             measured = (
@@ -183,12 +192,11 @@ class Page:
         return f"<figure>{chart}</figure>"
 
     def curves(self) -> str:
-        experts = {
-            f"expert {m.cluster} ({m.objective.split(' ')[0]})": place_of(self.run, m) for m in self.version.serving
-        }
+        experts = {f"expert {m.cluster} ({m.objective.split(' ')[0]})": place_of(self.run, m) for m in self.experts}
         monolith = self.version.monolith
         places = experts | ({} if monolith is None else {"monolith": place_of(self.run, monolith)})
-        colours = {name: expert_colour(k) for k, name in enumerate(experts)} | {"monolith": "#1f2933"}
+        colours = {name: expert_colour(m.cluster) for name, m in zip(experts, self.experts, strict=True)}
+        colours |= {"monolith": "#1f2933"}
         charts = []
         for key, label in (
             ("yardstick", "velocity error on the validation set"),
@@ -247,7 +255,7 @@ class Page:
         )
 
     def exact(self) -> str:
-        cards = [read_expert_card(Artifact.open(place_of(self.run, member))) for member in self.version.serving]
+        cards = [read_expert_card(Artifact.open(place_of(self.run, member))) for member in self.experts]
         errors = fusion_errors([(card.schedule, card.kind) for card in cards])
         curves = {name: (TIMES.tolist(), values) for name, values in errors.items()}
         chart = lines(curves, x="t, from data (0) to noise (1)", y="relative error of the velocity", log=True)

@@ -59,7 +59,7 @@ def write_samples(
     who: Record | None = None
     if isinstance(model.body, Ensemble):
         assert route is not None
-        who = Record(len(seeds), len(model.body.experts))
+        who = Record(len(seeds), model.body.version.clusters)
         route = RecordedRoute(route, who)
     latents = model.latents(
         settings.prompts,
@@ -79,6 +79,7 @@ def write_samples(
         record: dict[str, Any] = {"model": model.digest, "device": model.device.type, **dumped, "seeds": seeds}
         if isinstance(model.body, Ensemble):
             record["router"] = model.body.router.digest
+            record["missing"] = sorted(model.missing)
         if who is not None:
             record["times"], record["experts_at_time"] = who.by_time()
             record["expert_of_image"] = who.by_image().argmax(1).tolist()

@@ -44,7 +44,7 @@ class Model:
 
     @property
     def default_route(self) -> str | None:
-        return self.body.file.route if isinstance(self.body, Ensemble) else None
+        return self.body.version.route if isinstance(self.body, Ensemble) else None
 
     def denoiser(self, route: Route | None, guidance_weights: GuidanceWeights = "own") -> Denoiser:
         """The model as one denoiser on the reference path."""
@@ -152,9 +152,9 @@ def to_pil(images: Tensor) -> list[Image.Image]:
 
 
 def load(place: str | Path, *, router: str | None = None, device: str | None = None) -> Model:
-    """Load a run (a folder or URL with ensemble.json) or one expert's folder.
+    """Load a run (a folder or URL) in its newest version, or one expert's folder.
 
-    `router` names another router folder of the run than the one its ensemble.json registers.
+    `router` names another router folder of the run than the one that version names.
     """
     store = Store.at(place)
     on = torch.device(named_or_best(device))
@@ -165,8 +165,8 @@ def load(place: str | Path, *, router: str | None = None, device: str | None = N
         expert = load_expert(store, on)
         return Model(expert, expert.card.latent, expert.card.text, expert.digest, on)
     ensemble = load_ensemble(store, router, on)
-    # the file names its own router; another one makes another model
-    digest = ensemble.file.model_digest()
+    # the version names its own router; another one makes another model
+    digest = ensemble.version.model_digest()
     if router is not None:
         digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
-    return Model(ensemble, ensemble.file.latent, ensemble.file.text, digest, on)
+    return Model(ensemble, ensemble.version.latent, ensemble.version.text, digest, on)

@@ -19,8 +19,13 @@ from typing import BinaryIO
 
 import fsspec
 
+from .create import check_creates, create_remote
 from .digest import sha256_file
 from .errors import UserError
+from .lock import only_one
+
+# what file systems without hard links answer
+CANNOT_LINK = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
 @dataclass(frozen=True)
@@ -72,24 +77,36 @@ class Store:
         if self.is_local:
             return (self.path / name).exists()
         filesystem, root = self._remote()
-        return bool(filesystem.exists(f"{root}/{name}" if name else root))
+        place = f"{root}/{name}" if name else root
+        filesystem.invalidate_cache(place)  # others write here, too: what was listed before may be old
+        return bool(filesystem.exists(place))
 
     def children(self) -> list[str]:
         """Names directly below, sorted; empty where nothing is."""
         if self.is_local:
             return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
         filesystem, root = self._remote()
+        filesystem.invalidate_cache(root)
         if not filesystem.exists(root):
             return []
         return sorted({PurePosixPath(entry).name for entry in filesystem.ls(root, detail=False)})
 
-    def read(self, name: str) -> bytes:
-        """The whole of a small file; FileNotFoundError where it is missing."""
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """The whole of a small file, or of one larger than `most` bytes as many and one more.
+
+        FileNotFoundError where it is missing.
+        """
         check_relative(name)
         if self.is_local:
-            return (self.path / name).read_bytes()
+            with (self.path / name).open("rb") as stream:
+                return stream.read() if most is None else stream.read(most + 1)
         filesystem, root = self._remote()
-        return bytes(filesystem.cat_file(f"{root}/{name}"))
+        try:
+            return bytes(filesystem.cat_file(f"{root}/{name}", end=None if most is None else most + 1))
+        except OSError as error:
+            if most is not None and error.errno == errno.EINVAL and filesystem.size(f"{root}/{name}") == 0:
+                return b""  # of an empty file there is no part to ask for
+            raise
 
     def write(self, name: str, data: bytes) -> None:
         """Replace one small file in one step: a reader sees the old bytes or the new ones, never a part."""
@@ -101,6 +118,24 @@ class Store:
         else:
             filesystem, root = self._remote()
             filesystem.pipe_file(f"{root}/{name}", data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write one small file unless its name is taken: then False, and nothing is changed.
+
+        Of several that create the same name at once exactly one gets True; a reader sees the whole file or none. A
+        store that cannot do this is refused.
+        """
+        check_relative(name)
+        if self.is_local:
+            return create_local(self.path / name, data)
+        self.check_creates()
+        filesystem, root = self._remote()
+        return create_remote(filesystem, f"{root}/{name}", data)
+
+    def check_creates(self) -> None:
+        """Refuse, before any work is done, a store on which `create` cannot keep its word."""
+        if not self.is_local:
+            check_creates(*self._remote(), self.url)
 
     def upload(self, source: Path, name: str) -> None:
         """Copy one local file to an object store."""
@@ -165,10 +200,15 @@ def write_atomic(target: Path, data: bytes) -> None:
         stream.write(data)
 
 
+def temporary_name(target: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
 @contextmanager
 def atomic_file(target: Path) -> Iterator[BinaryIO]:
     """A file to write: under a temporary name, then flushed, renamed and its folder flushed. Whole, or not there."""
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_name(target)
     try:
         with temporary.open("wb") as stream:
             yield stream
@@ -179,6 +219,40 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(target.parent)
+
+
+def create_local(target: Path, data: bytes) -> bool:
+    """Put a whole and flushed file under this name, unless something has the name already: then False."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(target)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        created = _named(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if created:
+        fsync_path(target.parent)
+    return created
+
+
+def _named(temporary: Path, target: Path) -> bool:
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        # a network disk may have done it and lost the answer
+        return temporary.stat().st_nlink > 1
+    except OSError as error:
+        if error.errno not in CANNOT_LINK:
+            raise
+        # no hard links here, so one at a time looks and renames; that holds among the processes of one machine
+        with only_one(target.parent, wait=True):
+            if target.exists():
+                return False
+            os.replace(temporary, target)
+    return True
 
 
 def remove_unfinished(folder: Path) -> None:

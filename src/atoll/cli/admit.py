@@ -16,7 +16,7 @@ def admit(
     contributions: Annotated[list[Path], typer.Argument(help="Expert folders as they came back")],
     out: Annotated[str, typer.Option(help="The run that gave the orders")],
 ) -> None:
-    """Check each expert as a stranger's, measure it on data no island has seen, and add it to ensemble.json.
+    """Check each expert as a stranger's, measure it on data no island has seen, and add it to the model.
 
     Refused: another latent space or partition, wrong shapes, values that are not finite, digests that do not
     match, files no expert has, an error on the holdout far above a Gaussian's (the order says how far). Nothing is

@@ -47,6 +47,6 @@ def demo(
         ("report.html", "who painted what, and how well"),
         ("samples.png", "a picture of it"),
         ("evaluation.json", "the numbers"),
-        ("ensemble.json", "the model: `atoll sample " + out + ' --prompt "a handwritten three"`'),
+        ("ensemble", "the model, version by version: `atoll sample " + out + ' --prompt "a handwritten three"`'),
     ):
         console.print(f"  [bold]{run.path / name}[/bold]  {what}", soft_wrap=True)

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, UserError, find
+from ..artifacts import Store, UserError
 from ..ensemble.routes import parse_route
-from ..evaluation.evaluate import MONOLITH, Arm, EvaluationPlan, arms_for
+from ..ensemble.versions import open_ensemble, open_reference
+from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
 from ..model import DEFAULT_SOLVER
@@ -32,7 +33,7 @@ def evaluate(
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
 
-    A run with a monolith (islands/monolith) has it measured too. Writes evaluation.json, report.html and samples.png.
+    A model that names a monolith has it measured too. Writes evaluation.json, report.html and samples.png.
 
     Examples:
 
@@ -47,11 +48,12 @@ def evaluate(
     results = Store.at(out or run)
     if not results.is_local:
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
-    data = Artifact.open(place.child("data"), "data")
+    version = open_ensemble(place)
+    data = open_reference(place, version.data, "data")
     arms = arms_for(route, guidance)
     for other in router:
         arms += arms_for(route, guidance, router=other)
-    if find(place.child(*MONOLITH)) is not None:
+    if version.monolith is not None:
         arms += tuple(Arm(name=f"monolith-g{g:g}", model="monolith", guidance=g) for g in guidance)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
     plan = EvaluationPlan(

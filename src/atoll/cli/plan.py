@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, find
+from ..ensemble.changes import register_orders
 from ..planning.assign import PREDICTED
 from ..planning.islands import read_islands
 from ..planning.recipes import recipe, recipe_for
@@ -52,9 +53,14 @@ def plan(
     place = out or run.child("orders").url
     there = find(place) is not None
     machines = read_islands(islands) if islands is not None else ()
-    orders = plan_stage(data, partition or run.child("partition").url, place, settings, islands=machines)
+    cut = Artifact.open(partition or run.child("partition").url, "partition")
+    home = Store.at(place).parent
+    home.check_creates()  # before anything is written
+    orders = plan_stage(data, cut.store, place, settings, islands=machines)
+    version = register_orders(home, artifact, cut, orders)
     state = "already there" if there else "planned"
     typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
+    typer.echo(f"version {version.version} of the model accepts experts trained for them")
     Console().print(table(orders))
     for island, how in savings(orders.config["islands"]).items():
         typer.echo(f"{island}: fits with {how}")

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..ensemble.file import find_ensemble, register_router
+from ..ensemble.changes import register_router
+from ..ensemble.versions import open_ensemble, open_reference
 from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..training.resources import Resources, parse_memory
@@ -21,7 +22,7 @@ HOW = "execution."  # settings of how it is computed, which a plan has none of
 
 
 def router(
-    run: Annotated[str, typer.Argument(help="The run; its data and partition are all that is read")],
+    run: Annotated[str, typer.Argument(help="The run; the data and partition of its model are all that is read")],
     out: Annotated[str | None, typer.Option(help="Folder for the router; default: RUN/router")] = None,
     blind: Annotated[bool, typer.Option(help="Let it see the noisy latent and the time only, not the prompt")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
@@ -38,8 +39,8 @@ def router(
 ) -> None:
     """Train a router for the run's partition. It needs no expert, so it can be trained before they come back.
 
-    If the run has an ensemble.json and the router lies in the run, it is
-    registered there; a blind one is not.
+    A router that lies in the run becomes the model's own, in a new version;
+    a blind one does not.
 
     Examples:
 
@@ -50,7 +51,9 @@ def router(
       atoll router runs/flowers --blind --out runs/flowers/router-blind
     """
     place = Store.at(run)
-    data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
+    version = open_ensemble(place)
+    data = open_reference(place, version.data, "data")
+    partition = open_reference(place, version.partition, "partition")
     how = [text.removeprefix(HOW) for text in overrides if text.startswith(HOW)]
     what = [text for text in overrides if not text.startswith(HOW)]
     plan = read_settings(router_plan(data, partition, blind=blind, seed=seed), overrides=what)
@@ -72,9 +75,9 @@ def router(
     console.print(line, soft_wrap=True)
     if (accuracy := accuracy_line(artifact, blind)) is not None:
         say(accuracy)
-    if not blind and folder.parent == place and find_ensemble(place) is not None:
-        register_router(place, artifact, folder.name)
-        console.print("registered in [bold]ensemble.json[/bold]")
+    if not blind and folder.parent == place:
+        now = register_router(place, artifact)
+        console.print(f"fuses the experts of [bold]{place}[/bold] since version {now.version}", soft_wrap=True)
 
 
 def accuracy_line(artifact: Artifact, blind: bool) -> str | None:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from ..artifacts import Store, UserError, find
-from ..ensemble.file import EnsembleFile, find_ensemble
+from ..ensemble.versions import find_ensemble, place_of
 from .bars import console
 
 
@@ -72,14 +72,14 @@ def _artifacts(run: Store) -> list[dict[str, str]]:
 
 
 def _experts(run: Store) -> list[dict[str, str]]:
-    ensemble: EnsembleFile | None = find_ensemble(run)
+    ensemble = find_ensemble(run)
     if ensemble is None:
         return [_row("experts", "", f"train the orders, then: atoll admit EXPERT --out {run}")]
     rows = []
-    members = {member.cluster: member for member in ensemble.experts}
+    members = {member.cluster: member for member in ensemble.serving}
     for cluster in range(ensemble.clusters):
         member = members.get(cluster)
-        if member is not None and find(run.child(*member.path.split("/"))) is not None:
+        if member is not None and find(place_of(run, member)) is not None:
             score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
             rows.append(_row(f"expert {cluster}", member.digest, f"{member.objective}{score}"))
         else:
@@ -90,10 +90,9 @@ def _experts(run: Store) -> list[dict[str, str]]:
 
 
 def _files(run: Store) -> list[dict[str, str]]:
-    ensemble = find_ensemble(run)
-    rows = [
-        _row("ensemble", ensemble.digest() if ensemble else "", "the model" if ensemble else "admit an expert first")
-    ]
+    version = find_ensemble(run)
+    digest, what = ("", "plan orders first") if version is None else (version.digest(), f"version {version.version}")
+    rows = [_row("ensemble", digest, what)]
     for name in ("evaluation.json", "report.html", "samples.png"):
         there = run.exists(name)
         rows.append(_row(name, "file" if there else "", "" if there else f"make it: atoll evaluate {run}"))

@@ -1,4 +1,4 @@
-"""From ensemble.json to something that answers: experts verified, bridged and mixed."""
+"""From a version of a run's model to something that answers: experts verified, bridged and mixed."""
 
 from __future__ import annotations
 
@@ -11,58 +11,52 @@ from ..artifacts import Store, UserError
 from ..islands.expert import Expert, load_expert
 from ..process import Bridge
 from ..router.card import TrainedRouter, load_router
-from .file import NAME, EnsembleFile, Member, find_ensemble
+from .checks import Checks
 from .mixture import GuidanceWeights, Mixture
 from .routes import Route
+from .versions import Reference, Version, open_ensemble, place_of
 
 
 @dataclass(frozen=True)
 class Ensemble:
     """A loaded ensemble: expert k is the one of cluster k."""
 
-    file: EnsembleFile
+    version: Version
     experts: Sequence[Expert]
     router: TrainedRouter
 
     def mixture(self, route: Route, guidance_weights: GuidanceWeights = "own") -> Mixture:
-        bridges: list[Bridge] = [expert.denoiser(self.file.reference) for expert in self.experts]
+        bridges: list[Bridge] = [expert.denoiser(self.version.reference) for expert in self.experts]
         return Mixture(bridges, self.router, route, guidance_weights)
 
 
 def load_ensemble(run: Store, router: str | None = None, device: torch.device | str = "cpu") -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say)."""
-    file = find_ensemble(run)
-    if file is None:
-        raise UserError(f"{run}: holds no {NAME}; check the path, or admit experts with `atoll admit`")
-    if empty := file.empty_clusters():
+    version = open_ensemble(run)
+    if empty := version.empty_clusters():
         raise UserError(
             f"{run}: no expert admitted for cluster {', '.join(map(str, empty))}; train and admit them first"
         )
-    if router is None and file.router is None:
+    checks = Checks(run)
+    checks.check(version)
+    if router is not None:
+        trained = load_router(run.child(router), device)
+        checks.check_router(version, trained.card, router)
+    elif version.router is not None:
+        trained = load_router(place_of(run, version.router), device)
+        check_digest(run, version, version.router, trained.digest)
+    else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
-    path = router or (file.router.path if file.router else "")
-    trained = load_router(run.child(path), device)
-    if router is None and file.router is not None and trained.digest != file.router.digest:
-        raise UserError(f"{run}/{path}: is not the router {NAME} names; put the right one back or register it again")
-    if trained.card.partition != file.partition:
-        raise UserError(f"{run}/{path}: tells the clusters of another partition apart; train a router for this one")
-    experts = {member.cluster: load_member(run, file, member, device) for member in file.experts}
-    return Ensemble(file, [experts[cluster] for cluster in range(file.clusters)], trained)
+    experts = []
+    for member in version.serving:
+        experts.append(load_expert(place_of(run, member), device))
+        check_digest(run, version, member, experts[-1].digest)
+    return Ensemble(version, experts, trained)
 
 
-def load_member(run: Store, file: EnsembleFile, member: Member, device: torch.device | str) -> Expert:
-    expert = load_expert(run.child(*member.path.split("/")), device)
-    if expert.digest != member.digest:
+def check_digest(run: Store, version: Version, reference: Reference, found: str) -> None:
+    """Refuse what took the place of something between the check of its card and the loading of its weights."""
+    if found != reference.digest:
         raise UserError(
-            f"{run}/{member.path}: is not the expert {NAME} names; put the right one back or admit it again"
+            f"{run}/{reference.path}: is not what version {version.version} of the model names; put the right one back"
         )
-    check_spaces(file, expert, f"{run}/{member.path}")
-    return expert
-
-
-def check_spaces(file: EnsembleFile, expert: Expert, where: str) -> None:
-    """An expert of another latent or text space cannot answer for this model."""
-    if expert.card.latent != file.latent:
-        raise UserError(f"{where}: lives in another latent space than the ensemble; train it for this run's data")
-    if expert.card.text is not None and expert.card.text != file.text:
-        raise UserError(f"{where}: reads another text encoder than the ensemble; train it for this run's data")

@@ -184,7 +184,7 @@ USER_MISTAKES = {
     "unknown source": (["prepare", "no-such-source", "--out", "{tmp}/d"], "no-such-source"),
     "other settings": (["prepare", "digits", "--out", "{run}/data", "--set", "holdout=0.3"], "holdout"),
     "unknown setting": (["prepare", "digits", "--out", "{tmp}/d", "--set", "colour=red"], "colour"),
-    "empty run": (["evaluate", "{tmp}"], "does not exist"),
+    "empty run": (["evaluate", "{tmp}"], "holds no model yet"),
     "missing router": (["sample", "{run}", "--prompt", "a handwritten one", "--router", "other"], "other"),
 }
 

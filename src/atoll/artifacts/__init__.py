@@ -2,7 +2,7 @@
 
 from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
-from .errors import UserError
+from .errors import Notice, UserError
 from .known_digests import file_digest
 from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
@@ -16,6 +16,7 @@ __all__ = [
     "Draft",
     "FileEntry",
     "Manifest",
+    "Notice",
     "Store",
     "UserError",
     "atomic_file",

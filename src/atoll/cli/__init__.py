@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import typer
 
 from .. import __version__
-from ..artifacts import UserError
+from ..artifacts import Notice, UserError
 from ..artifacts.credentials import credentials_missing
 
 # verb -> (who uses it, what it does in one line); its module has its name
@@ -72,7 +72,7 @@ def run_verb(verb: str, arguments: list[str]) -> None:
     try:
         module = importlib.import_module(f".{verb}", __name__)
         app.command()(getattr(module, verb))
-        with warnings_in_a_line():
+        with notices_in_a_line():
             app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
     except UserError as error:
         fail(str(error), 2)
@@ -95,13 +95,14 @@ def run_verb(verb: str, arguments: list[str]) -> None:
 
 
 @contextmanager
-def warnings_in_a_line() -> Iterator[None]:
-    """Our own warnings look like our errors: one line, without the place in our code that they come from."""
+def notices_in_a_line() -> Iterator[None]:
+    """A notice looks like an error: one line, without the place in our code that it comes from."""
     with warnings.catch_warnings():
+        warnings.simplefilter("default", Notice)
         as_usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if category.__module__.startswith(f"{__package__.partition('.')[0]}."):
+            if issubclass(category, Notice):
                 typer.echo(f"atoll: {message}", err=True)
             else:
                 as_usual(message, category, *where, **more)

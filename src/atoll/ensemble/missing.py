@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..artifacts import UserError
+from ..artifacts import Notice, UserError
 from ..process import Condition, Kind, Prediction, Schedule
 
 
-class ExpertsMissing(UserWarning):
+class ExpertsMissing(Notice):
     """A model was loaded without some of its experts."""
 
 

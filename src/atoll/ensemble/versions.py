@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, check_relative, explain, sha256_bytes
+from ..artifacts import Artifact, Notice, Store, UserError, canonical_json, check_relative, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..process import AnySchedule, LinearFlow
 from .routes import parse_route
@@ -191,7 +191,7 @@ def parse_version(data: bytes, number: int) -> Version:
     return version
 
 
-class DamagedHistory(UserWarning):
+class DamagedHistory(Notice):
     """A run has versions that do not count, since a file is damaged or missing."""
 
 

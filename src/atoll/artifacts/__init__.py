@@ -6,17 +6,22 @@ from .errors import Notice, UserError
 from .known_digests import file_digest
 from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
+from .manifest import NAME as MANIFEST
 from .manifest import STATE, FileEntry, Manifest, explain
+from .reference import DIGEST, Reference
 from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
 __all__ = [
+    "DIGEST",
     "LOCK",
+    "MANIFEST",
     "STATE",
     "Artifact",
     "Draft",
     "FileEntry",
     "Manifest",
     "Notice",
+    "Reference",
     "Store",
     "UserError",
     "atomic_file",

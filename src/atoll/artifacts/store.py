@@ -69,6 +69,13 @@ class Store:
     def parent(self) -> Store:
         return Store(str(self.path.parent)) if self.is_local else Store(self.url.rpartition("/")[0])
 
+    @property
+    def successor(self) -> Store:
+        """Where a newer one of this goes: data-2 after data, data-3 after data-2."""
+        stem, dash, number = self.name.rpartition("-")
+        name = f"{stem}-{int(number) + 1}" if dash and number.isdecimal() else f"{self.name}-2"
+        return self.parent.child(name)
+
     def child(self, *parts: str) -> Store:
         for part in parts:
             check_relative(part)

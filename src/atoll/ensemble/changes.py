@@ -71,29 +71,31 @@ def write_copy(history: History) -> None:
         history.refresh()
 
 
-def register_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact | None) -> Version:
-    """Accept experts trained for these orders, and work on this data and partition from now on.
+def register_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact) -> Version:
+    """Accept experts trained for these orders, and work on this data and partition from now on."""
+    return change_ensemble(run, with_orders(run, data, partition, orders), f"planned {orders.store.name}")
+
+
+def with_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact) -> Change:
+    """The change that accepts these orders.
 
     The first orders begin the model. Those of a partition that grew from the model's with late data take it along;
-    those of any other are refused once the model has an expert or a router of its own. `orders` may be None where
-    late data asks for none.
+    those of any other are refused once the model has an expert or a router of its own.
     """
-    named, cut = reference_to(run, data), reference_to(run, partition)
-    new = () if orders is None else (reference_to(run, orders),)
-    what = f"planned {new[0].path}" if new else f"took {cut.path} in"
+    named, cut, new = reference_to(run, data), reference_to(run, partition), reference_to(run, orders)
 
     def change(now: Version | None) -> Version:
         if now is None or (cut.digest not in now.partitions and is_empty(now) and not grew_from(partition, now)):
             return Version(
                 data=named,
                 partition=cut,
-                orders=new,
+                orders=(new,),
                 clusters=int(partition.config["clusters"]),
                 latent=LatentSpace.model_validate(data.config["latent"]),
                 text=text_space(data),
             )
         known = {reference.digest for reference in now.orders}
-        update: dict[str, object] = {"orders": (*now.orders, *(r for r in new if r.digest not in known))}
+        update: dict[str, object] = {} if new.digest in known else {"orders": (*now.orders, new)}
         if grew_from(partition, now):
             update |= {"data": named, "partition": cut, "earlier": (*now.earlier, now.partition)}
         elif cut.digest not in now.partitions:
@@ -103,7 +105,7 @@ def register_orders(run: Store, data: Artifact, partition: Artifact, orders: Art
             )
         return now.model_copy(update=update)
 
-    return change_ensemble(run, change, what)
+    return change
 
 
 def is_empty(version: Version) -> bool:

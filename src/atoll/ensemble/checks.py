@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ..artifacts import Artifact, Store, UserError, find
+from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..data.space import LatentSpace, text_space
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import ExpertCard, read_expert_card
@@ -17,7 +17,7 @@ from ..islands.order import Order, read_order
 from ..process import LinearFlow
 from ..router.card import KIND as ROUTER
 from ..router.card import RouterCard, read_router_card
-from .versions import Member, Reference, Version, open_reference, place_of
+from .versions import Member, Version, open_reference, place_of
 
 
 @dataclass

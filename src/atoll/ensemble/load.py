@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..artifacts import Store, UserError
+from ..artifacts import Reference, Store, UserError
 from ..islands.expert import Expert, load_expert
 from ..process import Denoiser
 from ..router.card import TrainedRouter, load_router
@@ -15,7 +15,7 @@ from .checks import Checks
 from .missing import MissingExpert, RouterAmong
 from .mixture import GuidanceWeights, Mixture
 from .routes import Route
-from .versions import Member, Reference, Version, open_ensemble, place_of
+from .versions import Member, Version, open_ensemble, place_of
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
         checks.check_router(version, trained.card, router)
     elif version.router is not None:
         trained = load_router(place_of(run, version.router), device)
-        check_digest(run, version, version.router, trained.digest)
+        check_digest(run, version.router, trained.digest)
     else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
     experts, missing = [], dict.fromkeys(version.empty_clusters(), "none serves yet")
     for member in version.serving:
         try:
-            expert = load_member(run, version, member, device)
+            expert = load_member(run, member, device)
         except UserError as error:
             missing[member.cluster] = str(error)
             continue
@@ -84,15 +84,14 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
     return Ensemble(version, experts, trained, missing)
 
 
-def load_member(run: Store, version: Version, member: Member, device: torch.device | str) -> Expert:
+def load_member(run: Store, member: Member, device: torch.device | str = "cpu") -> Expert:
+    """An admitted expert, if what lies in its place is that."""
     expert = load_expert(place_of(run, member), device)
-    check_digest(run, version, member, expert.digest)
+    check_digest(run, member, expert.digest)
     return expert
 
 
-def check_digest(run: Store, version: Version, reference: Reference, found: str) -> None:
+def check_digest(run: Store, reference: Reference, found: str) -> None:
     """Refuse what took the place of something between the check of its card and the loading of its weights."""
     if found != reference.digest:
-        raise UserError(
-            f"{run}/{reference.path}: is not what version {version.version} of the model names; put the right one back"
-        )
+        raise UserError(f"{run}/{reference.path}: is not what the model of this run names; put the right one back")

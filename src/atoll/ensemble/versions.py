@@ -15,9 +15,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..artifacts import Artifact, Notice, Store, UserError, canonical_json, check_relative, explain, sha256_bytes
+from ..artifacts import DIGEST, Artifact, Notice, Reference, Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..process import AnySchedule, LinearFlow
 from .routes import parse_route
@@ -29,25 +29,7 @@ MOST_CLUSTERS = 4096
 MOST_EXPERTS = 65_536  # ever admitted, of all clusters
 MOST_ORDERS = 4096
 MOST_BYTES = 64 * 2**20  # of a version's file
-DIGEST = r"^[0-9a-f]{64}$"
 FILE_NAME = re.compile(r"^(\d{6,9})\.json$")
-
-
-class Reference(BaseModel):
-    """Something of this run: `path` is relative to the run, `digest` is what must lie there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    path: str = Field(max_length=400)
-    digest: str = Field(pattern=DIGEST)
-
-    @field_validator("path")
-    @classmethod
-    def _stays_in_the_run(cls, path: str) -> str:
-        try:
-            check_relative(path)
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        return path
 
 
 class Yardsticks(BaseModel):
@@ -68,11 +50,6 @@ class Member(Reference):
     yardsticks: Yardsticks | None = None
     licence: str | None = Field(None, max_length=2000)
     serving: bool = True
-
-    @property
-    def name(self) -> str:
-        """What people call it: the name of its folder, such as 03-1f2e3d4c5b6a."""
-        return self.path.rpartition("/")[2]
 
 
 class Version(BaseModel):

@@ -31,4 +31,6 @@ def admit(
         member, score = result.member, result.member.yardsticks
         measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
         state = "already admitted" if result.already else "admitted"
+        if result.incumbent is not None:
+            state += f", but {result.incumbent} goes on serving (of a newer order, and no worse)"
         console.print(f"{state}: cluster {member.cluster}, {member.objective}{measured} -> [bold]{member.path}[/bold]")

@@ -120,6 +120,11 @@ class Checks:
             found |= self._orders[reference.digest]
         return found
 
+    def generations(self, version: Version) -> dict[str, int]:
+        """Which of the version's orders artifacts each accepted order is of, by the order's digest: 0 for the first."""
+        self.orders_of(version)
+        return {order: n for n, reference in enumerate(version.orders) for order in self._orders[reference.digest]}
+
     def opened(self, reference: Reference, kind: str) -> Artifact | None:
         """What a version names, checked to be that; None where nothing lies."""
         key = (Reference(path=reference.path, digest=reference.digest), kind)

@@ -26,17 +26,19 @@ FILES = {"expert.json", "metrics.jsonl", "model.safetensors", "conversion.json"}
 
 @dataclass(frozen=True)
 class Admission:
-    """What `admit` did: the member as it stands in the model, and whether it was there before."""
+    """What `admit` did: the member as it stands in the model, whether it was there before, and who serves instead."""
 
     member: Member
     already: bool
+    incumbent: str | None = None
 
 
 def admit(run: Store, contribution: str | Path) -> Admission:
     """Check and measure one expert folder; copy it into the run and name it in a new version of its model.
 
-    Nothing is written unless every check passes. An expert admitted for a cluster that has one already serves in
-    its place; the old one stays on disk and in the model, and `atoll ensemble --use` brings it back.
+    Nothing is written unless every check passes. It is measured on the newest data, whichever of the run's orders it
+    was trained for. An expert admitted for a cluster that has one already serves in its place, unless it is of an older
+    order and worse; all stay on disk and in the model, and `atoll ensemble --use` chooses another.
     """
     run.check_creates()
     artifact = Artifact.open(contribution, KIND)
@@ -76,10 +78,32 @@ def admit(run: Store, contribution: str | Path) -> Admission:
     copy_expert(artifact, place_of(run, member))
 
     def seat(now: Version | None) -> Version:
-        return begun(run, now).with_expert(member)
+        before = begun(run, now)
+        if before.data != version.data:
+            raise UserError(f"{run}: has grown onto {before.data.path} meanwhile; run the same command again")
+        return before.with_expert(member.model_copy(update={"serving": outranked_by(run, before, member) is None}))
 
-    change_ensemble(run, seat, f"admitted {member.name} for cluster {member.cluster}")
-    return Admission(member, already=False)
+    after = change_ensemble(run, seat, f"admitted {member.name} for cluster {member.cluster}")
+    member = next(m for m in after.experts if m.digest == member.digest)
+    incumbent = None if member.serving else outranked_by(run, after, member)
+    return Admission(member, already=False, incumbent=incumbent)
+
+
+def outranked_by(run: Store, version: Version, newcomer: Member) -> str | None:
+    """The name of the expert that goes on serving the newcomer's cluster: of a newer order, and no worse; or None."""
+    generations = Checks(run).generations(version)
+    for member in version.serving:
+        if member.cluster != newcomer.cluster or member.digest == newcomer.digest:
+            continue
+        newer = generations.get(member.order, 0) > generations.get(newcomer.order, 0)
+        if newer and not better(newcomer.yardsticks, member.yardsticks):
+            return member.name
+    return None
+
+
+def better(one: Yardsticks | None, other: Yardsticks | None) -> bool:
+    """Whether one has the smaller error in its cluster; whoever was not measured is not better."""
+    return one is not None and (other is None or one.inside < other.inside)
 
 
 def order_of(run: Store, version: Version, expert: Expert, contribution: str | Path) -> Order:

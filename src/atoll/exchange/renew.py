@@ -80,7 +80,7 @@ def plan_onto(
             f"{partition.store}: did not grow from {version.partition.path}, which the model is of; "
             f"make it with `atoll partition {data.store} --onto {run}/{version.partition.path}`"
         )
-    if onto.digest not in {reference.digest for reference in version.orders[-2 if again else -1 :]}:
+    if find(out) is None and onto.digest != version.orders[-1].digest:
         newest = version.orders[-1].path
         raise UserError(f"--onto {onto.store}: these are not the newest orders of the model; use --onto {run}/{newest}")
     older = (*version.earlier, version.partition)[-2 if again else -1]

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -95,9 +96,10 @@ class Store:
             return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
         filesystem, root = self._remote()
         filesystem.invalidate_cache(root)
-        if not filesystem.exists(root):
+        try:
+            return sorted({PurePosixPath(entry).name for entry in filesystem.ls(root, detail=False)})
+        except FileNotFoundError:
             return []
-        return sorted({PurePosixPath(entry).name for entry in filesystem.ls(root, detail=False)})
 
     def read(self, name: str, most: int | None = None) -> bytes:
         """The whole of a small file, or of one larger than `most` bytes as many and one more.
@@ -144,6 +146,18 @@ class Store:
         """Refuse, before any work is done, a store on which `create` cannot keep its word."""
         if not self.is_local:
             check_creates(*self._remote(), self.url)
+
+    def modified(self, name: str) -> datetime | None:
+        """When a file was last written by the store's own clock, in UTC; None where the store does not say."""
+        check_relative(name)
+        if self.is_local:
+            return datetime.fromtimestamp((self.path / name).stat().st_mtime, UTC)
+        filesystem, root = self._remote()
+        try:
+            when = filesystem.modified(f"{root}/{name}")
+        except NotImplementedError:
+            return None
+        return when.astimezone(UTC) if isinstance(when, datetime) else None
 
     def upload(self, source: Path, name: str) -> None:
         """Copy one local file to an object store."""

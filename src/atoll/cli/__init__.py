@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("Organiser", "Write one work order per cluster."),
     "admit": ("Organiser", "Check an expert that came back, and let it into the ensemble."),
     "router": ("Organiser", "Train the router that fuses the experts."),
+    "ensemble": ("Organiser", "What the model consists of and how it came about; change it, or go back."),
     "evaluate": ("Organiser", "Sample every way to run the model, and measure them alike."),
     "train": ("Contributor", "Train the expert one order asks for."),
     "sample": ("User", "Paint images from a prompt."),

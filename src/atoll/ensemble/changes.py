@@ -5,16 +5,21 @@ Nobody waits for anybody and nothing is overwritten, on a disk or an object stor
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
+from itertools import count
 
 from pydantic import ValidationError
 
 from ..artifacts import Artifact, Store, UserError, explain
 from ..data.space import LatentSpace, text_space
 from .checks import Checks
-from .versions import COPY, FOLDER, History, Version, no_ensemble, reference_to, told_newest
+from .routes import parse_route
+from .versions import COPY, FOLDER, History, Member, Version, no_ensemble, open_ensemble, reference_to, told_newest
 
 Change = Callable[[Version | None], Version]
+MOST_WAIT = 2.0  # seconds between two attempts
 
 
 def change_ensemble(run: Store, change: Change, what: str) -> Version:
@@ -26,18 +31,24 @@ def change_ensemble(run: Store, change: Change, what: str) -> Version:
     run.check_creates()
     history, checks = History.of(run), Checks(run)
     told_newest(history)
-    while True:
+    for refusals in count():
+        began = time.monotonic()
         before = history.newest
         after = numbered(change(before), before, history.next_number, what)
         if before is not None and same_content(before, after):
             write_copy(history)
             return before
         checks.check(after)
-        if run.child(FOLDER).create(after.name, after.to_bytes()):
-            history.refresh()
-            write_copy(history)
-            return after
+        created = run.child(FOLDER).create(after.name, after.to_bytes())
+        if not created:
+            # one of those who try gets through each time; the more they are, the longer it pays to stay away
+            time.sleep(random.uniform(0, min(MOST_WAIT, (time.monotonic() - began) * 2**refusals)))
         history.refresh()
+        if created:
+            if history.newest == after:  # else whoever was next leaves the copy
+                write_copy(history)
+            return after
+    raise AssertionError("unreachable")
 
 
 def numbered(version: Version, before: Version | None, number: int, what: str) -> Version:
@@ -120,7 +131,7 @@ def register_router(run: Store, router: Artifact) -> Version:
     """Make a router the one the ensemble uses."""
     named = reference_to(run, router)
     return change_ensemble(
-        run, lambda now: begun(run, now).model_copy(update={"router": named}), f"router {named.path} fuses the experts"
+        run, lambda now: begun(run, now).model_copy(update={"router": named}), f"{named.path} fuses the experts"
     )
 
 
@@ -137,3 +148,97 @@ def begun(run: Store, now: Version | None) -> Version:
     if now is None:
         raise UserError(no_ensemble(run))
     return now
+
+
+def use_expert(run: Store, name: str) -> Version:
+    """Let an admitted expert serve its cluster instead of whoever does now. `name` is how its folder's name begins."""
+    chosen = expert_called(run, open_ensemble(run), name)
+
+    def change(now: Version | None) -> Version:
+        (member,) = [m for m in begun(run, now).experts if m.digest == chosen.digest]
+        return begun(run, now).with_expert(member.model_copy(update={"serving": True}))
+
+    return change_ensemble(run, change, f"{chosen.name} serves cluster {chosen.cluster}")
+
+
+def remove_expert(run: Store, cluster: int) -> Version:
+    """Let no expert serve a cluster; those admitted for it stay, and `use_expert` brings one back."""
+
+    def change(now: Version | None) -> Version:
+        version = begun(run, now)
+        if not 0 <= cluster < version.clusters:
+            raise UserError(f"--remove {cluster}: no such cluster; they are 0 to {version.clusters - 1}")
+        if all(member.cluster != cluster for member in version.experts):
+            served = ", ".join(str(member.cluster) for member in version.serving)
+            raise UserError(f"--remove {cluster}: no expert was admitted for it; served are {served or 'none'}")
+        experts = tuple(m.model_copy(update={"serving": m.serving and m.cluster != cluster}) for m in version.experts)
+        return version.model_copy(update={"experts": experts})
+
+    return change_ensemble(run, change, f"no expert serves cluster {cluster}")
+
+
+def set_route(run: Store, route: str) -> Version:
+    """Make a route the one that is taken when none is asked for."""
+    parse_route(route)
+    return change_ensemble(run, lambda now: begun(run, now).model_copy(update={"route": route}), f"route {route}")
+
+
+def roll_back(run: Store, number: int | None = None) -> Version:
+    """Make the model what it was in an older version: in the one before the newest, if none is named.
+
+    Experts and orders that came since are kept where they belong to its clusters; the experts among them do not serve.
+    """
+    history, checks = History.of(run), Checks(run)
+    newest = history.newest
+    if newest is None:
+        raise UserError(no_ensemble(run))
+    goal = wanted(run, history, newest, number)
+
+    def change(now: Version | None) -> Version:
+        if number is None and begun(run, now).version != newest.version:
+            raise UserError(f"{run}: somebody changed the model just now; look at it with `atoll ensemble {run}` first")
+        return with_later(goal, begun(run, now), checks)
+
+    return change_ensemble(run, change, f"back to version {goal.version}")
+
+
+def wanted(run: Store, history: History, newest: Version, number: int | None) -> Version:
+    """The version to go back to. One whose own content is whole will do, even if its predecessors are lost."""
+    if number is None:
+        if len(chain := history.chain()) < 2:
+            raise UserError(f"--rollback: {run} has no version before its first")
+        return chain[1]
+    goal = history.versions.get(number) or history.orphans.get(number)
+    if goal is None:
+        there = sorted({*history.versions, *history.orphans} - {newest.version})
+        known = ", ".join(map(str, there[-20:])) or "none"
+        why = f" ({history.unused[number]})" if number in history.unused else ""
+        raise UserError(f"--rollback {number}: {run} has no such version{why}; there are {known}")
+    return goal
+
+
+def with_later(goal: Version, now: Version, checks: Checks) -> Version:
+    """An older version with the orders and experts of a newer one that are of its clusters, the experts at rest."""
+    kept = {reference.digest for reference in goal.orders}
+    for reference in now.orders:
+        orders = checks.opened(reference, "orders")
+        if orders is not None and orders.manifest.parents.get("partition") in goal.partitions:
+            kept.add(reference.digest)
+    orders = tuple(r for r in dict.fromkeys([*goal.orders, *now.orders]) if r.digest in kept)
+    version = goal.model_copy(update={"orders": orders})
+    accepted = checks.orders_of(version)
+    known = {member.digest for member in goal.experts}
+    for member in now.experts:
+        if member.digest not in known and member.order in accepted:
+            version = version.with_expert(member.model_copy(update={"serving": False}))
+    return version
+
+
+def expert_called(run: Store, version: Version, name: str) -> Member:
+    """The admitted expert whose folder's name begins like this."""
+    matching = [member for member in version.experts if name and member.name.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(member.name for member in (matching or version.experts)[:20])
+    state = "fits several" if matching else "no such expert was admitted"
+    raise UserError(f"--use {name}: {state}; {run} has {names or 'none yet'}")

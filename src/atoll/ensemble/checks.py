@@ -17,7 +17,7 @@ from ..islands.order import Order, read_order
 from ..process import LinearFlow
 from ..router.card import KIND as ROUTER
 from ..router.card import RouterCard, read_router_card
-from .versions import Member, Version, open_reference, place_of
+from .versions import Member, Version, check_reference, place_of
 
 
 @dataclass
@@ -129,8 +129,10 @@ class Checks:
         """What a version names, checked to be that; None where nothing lies."""
         key = (Reference(path=reference.path, digest=reference.digest), kind)
         if key not in self._opened:
-            there = find(place_of(self.run, reference)) is not None
-            self._opened[key] = open_reference(self.run, reference, kind) if there else None
+            artifact = find(place_of(self.run, reference))
+            if artifact is not None:
+                check_reference(self.run, reference, artifact, kind)
+            self._opened[key] = artifact
         return self._opened[key]
 
     def _expert_card(self, reference: Reference) -> ExpertCard | None:

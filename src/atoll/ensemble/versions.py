@@ -12,6 +12,7 @@ import json
 import re
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +30,7 @@ MOST_CLUSTERS = 4096
 MOST_EXPERTS = 65_536  # ever admitted, of all clusters
 MOST_ORDERS = 4096
 MOST_BYTES = 64 * 2**20  # of a version's file
+READERS = 16  # files read at once, which only counts on object stores
 FILE_NAME = re.compile(r"^(\d{6,9})\.json$")
 
 
@@ -168,6 +170,15 @@ def parse_version(data: bytes, number: int) -> Version:
     return version
 
 
+def read_version(folder: Store, number: int) -> Version | Damaged:
+    try:
+        return parse_version(folder.read(file_name(number), MOST_BYTES), number)
+    except Damaged as error:
+        return Damaged(f"is damaged ({error})")
+    except OSError as error:
+        return Damaged(f"cannot be read ({error.strerror or error})")
+
+
 class DamagedHistory(Notice):
     """A run has versions that do not count, since a file is damaged or missing."""
 
@@ -190,18 +201,14 @@ class History:
     def refresh(self) -> None:
         folder = self.run.child(FOLDER)
         known = self.versions.keys() | self.unused.keys()
-        numbers = sorted(int(m[1]) for name in folder.children() if (m := FILE_NAME.match(name)) is not None)
+        numbers = {int(m[1]): name for name in folder.children() if (m := FILE_NAME.match(name)) is not None}
+        new = sorted(n for n, name in numbers.items() if n not in known and name == file_name(n))
         digests = {version.digest() for version in self.versions.values()}
-        for number in numbers:
-            if number in known:
-                continue
-            try:
-                version = parse_version(folder.read(file_name(number), MOST_BYTES), number)
-            except Damaged as error:
-                self.unused[number] = f"is damaged ({error})"
-                continue
-            except OSError as error:
-                self.unused[number] = f"cannot be read ({error.strerror or error})"
+        with ThreadPoolExecutor(READERS) as pool:
+            read = list(pool.map(lambda number: read_version(folder, number), new))
+        for number, version in zip(new, read, strict=True):
+            if isinstance(version, Damaged):
+                self.unused[number] = str(version)
                 continue
             if version.predecessor not in digests and (number, version.predecessor) != (1, None):
                 self.unused[number] = "rests on a version that is damaged or missing"
@@ -295,9 +302,14 @@ def place_of(run: Store, reference: Reference) -> Store:
 def open_reference(run: Store, reference: Reference, kind: str) -> Artifact:
     """What a version names, if it is that and no other."""
     artifact = Artifact.open(place_of(run, reference), kind)
-    if artifact.digest != reference.digest:
+    check_reference(run, reference, artifact, kind)
+    return artifact
+
+
+def check_reference(run: Store, reference: Reference, artifact: Artifact, kind: str) -> None:
+    """Refuse another artifact than the one a version names."""
+    if artifact.manifest.kind != kind or artifact.digest != reference.digest:
         raise UserError(
             f"{artifact.store}: is {artifact.digest[:12]}, but the model of {run} was made with "
             f"{reference.digest[:12]}; put that one back, or see `atoll ensemble {run}`"
         )
-    return artifact

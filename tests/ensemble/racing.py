@@ -35,30 +35,34 @@ def change_in_rounds(url: str, who: int, rounds: int, start: Barrier, settings: 
     run = Store.at(url)
     for number in range(rounds):
         start.wait(PATIENCE)
-        add_orders(run, f"orders-{who}-{number}")
+        put(run, f"orders-{who}", number)
 
 
-def add_orders(run: Store, name: str) -> Version:
-    """A change that is seen in every later version unless somebody lost it."""
-    named = Reference(path=name, digest=sha256_bytes(name.encode()))
+def put(run: Store, path: str, number: int) -> Version:
+    """Name something of one's own anew: every later version has it, unless somebody lost it."""
 
     def change(now: Version | None) -> Version:
         version = begun(run, now)
-        return version.model_copy(update={"orders": tuple(dict.fromkeys([*version.orders, named]))})
+        others = [reference for reference in version.orders if reference.path != path]
+        mine = Reference(path=path, digest=sha256_bytes(f"{path} {number}".encode()))
+        return version.model_copy(update={"orders": (*others, mine)})
 
-    return change_ensemble(run, change, name)
+    return change_ensemble(run, change, f"{path} {number}")
 
 
 def check_nothing_is_lost(url: str, processes: int, rounds: int) -> None:
-    """Every change is a version of its own, in one unbroken chain, and still there in the last."""
+    """Every change is a version of its own, in one unbroken chain, and each keeps what all before it did."""
     history = History.of(Store.at(url))
     chain = history.chain()
-    expected = {f"orders-{who}-{number}" for who in range(processes) for number in range(rounds)}
     assert not history.unused
-    assert [version.version for version in chain] == list(range(len(expected) + 1, 0, -1))
-    assert {version.change for version in chain[:-1]} == expected
+    assert [version.version for version in chain] == list(range(processes * rounds + 1, 0, -1))
     for newer, older in pairwise(chain):
-        added = [reference.path for reference in newer.orders if reference not in older.orders]
-        assert added == [newer.change]
-    assert {reference.path for reference in chain[0].orders} == expected | {"orders"}
+        path, _, _ = newer.change.partition(" ")
+        expected = {r.path: r.digest for r in older.orders} | {path: sha256_bytes(newer.change.encode())}
+        assert {r.path: r.digest for r in newer.orders} == expected
+    told = [version.change for version in chain[:-1]]
+    for who in range(processes):  # each of a process's changes, in the order in which it made them
+        assert [text for text in told if text.startswith(f"orders-{who} ")] == [
+            f"orders-{who} {number}" for number in reversed(range(rounds))
+        ]
     assert Store.at(url).read("ensemble.json") == chain[0].to_bytes(), "the copy is of the newest"

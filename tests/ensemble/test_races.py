@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from racing import check_nothing_is_lost, race
+from racing import check_nothing_is_lost, put, race
 
-from atoll.artifacts import Store
-from s3_servers import moto_bucket, upload
+from atoll.artifacts import Store, UserError
+from runs import atoll
+from s3_servers import moto_bucket, rclone_bucket, upload
 
 PROCESSES = 16
 
@@ -49,7 +50,7 @@ def test_a_store_that_ignores_conditions_is_refused_with_the_reason(planned: Pat
         run = Store.at(f"{bucket}/run")
         before = {path: path.read_bytes() for path in (tmp_path / "s3").rglob("*") if path.is_file()}
         with pytest.raises(UserError, match="let the same file be created twice") as caught:
-            add_orders(run, "orders-2")
+            put(run, "orders-2", 0)
         assert "two organisers at once would undo each other" in str(caught.value)
         assert "\n" not in str(caught.value)
         process = atoll("ensemble", f"{bucket}/run", "--route", "top-1", check=False)

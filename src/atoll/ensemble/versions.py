@@ -191,6 +191,7 @@ class History:
     versions: dict[int, Version] = field(default_factory=dict)  # those that count, by number
     unused: dict[int, str] = field(default_factory=dict)  # those that do not, and why
     orphans: dict[int, Version] = field(default_factory=dict)  # whole themselves, but their chain is not
+    digests: dict[str, int] = field(default_factory=dict)  # of those that count
 
     @staticmethod
     def of(run: Store) -> History:
@@ -203,19 +204,18 @@ class History:
         known = self.versions.keys() | self.unused.keys()
         numbers = {int(m[1]): name for name in folder.children() if (m := FILE_NAME.match(name)) is not None}
         new = sorted(n for n, name in numbers.items() if n not in known and name == file_name(n))
-        digests = {version.digest() for version in self.versions.values()}
         with ThreadPoolExecutor(READERS) as pool:
             read = list(pool.map(lambda number: read_version(folder, number), new))
         for number, version in zip(new, read, strict=True):
             if isinstance(version, Damaged):
                 self.unused[number] = str(version)
                 continue
-            if version.predecessor not in digests and (number, version.predecessor) != (1, None):
+            if version.predecessor not in self.digests and (number, version.predecessor) != (1, None):
                 self.unused[number] = "rests on a version that is damaged or missing"
                 self.orphans[number] = version
                 continue
             self.versions[number] = version
-            digests.add(version.digest())
+            self.digests[version.digest()] = number
 
     @property
     def newest(self) -> Version | None:
@@ -227,12 +227,9 @@ class History:
 
     def chain(self) -> list[Version]:
         """The newest version and all it comes from, newest first."""
-        by_digest = {version.digest(): version for version in self.versions.values()}
-        chain = []
-        version = self.newest
-        while version is not None:
-            chain.append(version)
-            version = by_digest.get(version.predecessor or "")
+        chain = [] if self.newest is None else [self.newest]
+        while chain and chain[-1].predecessor is not None:
+            chain.append(self.versions[self.digests[chain[-1].predecessor]])
         return chain
 
     def complaint(self) -> str | None:

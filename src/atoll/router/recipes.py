@@ -37,6 +37,20 @@ IMAGES = (
 )
 
 
+REFRESHED = 4  # a router that is trained on sees one image in so many; docs/log.md has the figures behind it
+
+
+def refresh_plan(older: Artifact, *, seed: int) -> RouterPlan:
+    """How to go on from an older router's weights: as it was trained, for fewer images, and other ones."""
+    plan = RouterPlan.model_validate(older.config["plan"])
+    shorter = {name: max(1, getattr(plan.training, name) // REFRESHED) for name in ("images", "ema_images")}
+    shorter |= {
+        "warmup_images": plan.training.warmup_images // REFRESHED,
+        "seed": seed_from(seed, "router", older.digest),
+    }
+    return plan.model_copy(update={"training": plan.training.model_copy(update=shorter)})
+
+
 def router_plan(data: Artifact, partition: Artifact, *, blind: bool, seed: int) -> RouterPlan:
     """A router for this data: it sees what the experts see, or with `blind` the latent and the time only."""
     network, training = DIGITS if data.config["source"]["kind"] == "digits" else IMAGES

@@ -24,8 +24,8 @@ OF_SAFETENSORS = re.compile(r"^\.tmp\w{6}$")
 DRAFT = re.compile(r"^\..+\.partial$")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed processes left anywhere below a run. Links are not followed."""
+def sweep(folder: Path, *, deep: bool = True) -> None:
+    """Remove what killed processes left in a folder, and with `deep` anywhere below it. Links are not followed."""
     for path in _entries(folder):
         if path.is_symlink():
             continue
@@ -36,7 +36,7 @@ def sweep(folder: Path) -> None:
             _remove_draft(path)
         elif (path / NAME).is_file():
             tidy(path)
-        else:
+        elif deep:
             sweep(path)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Store
+from ..ensemble.versions import clean_run
 from ..exchange.admit import admit as admit_one
 from .bars import console
 
@@ -26,8 +26,9 @@ def admit(
 
       atoll admit from-alice/ from-bob/ --out runs/flowers
     """
+    run = clean_run(out)
     for contribution in contributions:
-        result = admit_one(Store.at(out), contribution)
+        result = admit_one(run, contribution)
         member, score = result.member, result.member.yardsticks
         measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
         state = "already admitted" if result.already else "admitted"

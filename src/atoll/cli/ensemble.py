@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..artifacts import Store, UserError, find
 from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
-from ..ensemble.versions import FOLDER, History, Version, file_name, no_ensemble, place_of, told_newest
+from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, no_ensemble, place_of, told_newest
 from .bars import console
 from .tables import plain
 
@@ -51,13 +51,13 @@ def ensemble(
 
       atoll ensemble runs/flowers --rollback 4
     """
-    place = Store.at(run)
     changes = {"--use": use, "--remove": remove, "--route": route, "--rollback": rollback or None}
     asked = [name for name, value in changes.items() if value is not None]
     if len(asked) > 1:
         raise UserError(f"{' and '.join(asked)}: one change at a time, please; each is a version of its own")
     if number is not None and asked and not rollback:
         raise UserError(f"{asked[0]}: changes the newest version; leave out {number}")
+    place = clean_run(run) if asked else Store.at(run)
     if asked:
         before = History.of(place).newest
         after = change(place, number, use=use, remove=remove, route=route)

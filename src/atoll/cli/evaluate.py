@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Store, UserError
+from ..artifacts import Store, UserError, sweep
 from ..ensemble.routes import parse_route
-from ..ensemble.versions import open_ensemble, open_reference
+from ..ensemble.versions import clean_run, open_ensemble, open_reference
 from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
@@ -44,10 +44,12 @@ def evaluate(
     for name in route:
         parse_route(name)
     check_solver(solver)
-    place = Store.at(run)
+    place = clean_run(run)
     results = Store.at(out or run)
     if not results.is_local:
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
+    sweep(results.path, deep=False)
+    sweep(results.path / "samples")
     version = open_ensemble(place)
     data = open_reference(place, version.data, "data")
     arms = arms_for(route, guidance)

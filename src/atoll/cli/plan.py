@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..ensemble.versions import Version, find_ensemble
+from ..ensemble.versions import Version, clean_run, find_ensemble
 from ..exchange.renew import accept_orders, plan_onto
 from ..exchange.renew import reissue as reissue_orders
 from ..islands.order import Order
@@ -79,7 +79,7 @@ def plan(
 
     if reissue:
         refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
-        run = run_of(data)
+        run = clean_run(run_of(data))
         run.check_creates()
         known = accepted_orders(run)
         where = None if out is None else Store.at(out)
@@ -88,7 +88,7 @@ def plan(
         return
 
     origin = Artifact.open(data, "data")
-    run = origin.store.parent
+    run = clean_run(origin.store.parent)
     run.check_creates()  # before anything is written
     cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
     if onto is not None:

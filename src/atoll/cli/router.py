@@ -10,7 +10,7 @@ import typer
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import register_router
-from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
+from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference, place_of
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
@@ -56,7 +56,7 @@ def router(
 
       atoll router runs/flowers --blind --out runs/flowers/router-blind
     """
-    place = Store.at(run)
+    place = clean_run(run)
     version = open_ensemble(place)
     data = open_reference(place, version.data, "data")
     partition = open_reference(place, version.partition, "partition")

@@ -18,7 +18,18 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..artifacts import DIGEST, Artifact, Notice, Reference, Store, UserError, canonical_json, explain, sha256_bytes
+from ..artifacts import (
+    DIGEST,
+    Artifact,
+    Notice,
+    Reference,
+    Store,
+    UserError,
+    canonical_json,
+    explain,
+    sha256_bytes,
+    sweep,
+)
 from ..data.space import LatentSpace, TextSpace
 from ..process import AnySchedule, LinearFlow
 from .routes import parse_route
@@ -282,6 +293,14 @@ def no_ensemble(run: Store) -> str:
     if not run.exists():
         return f"{run}: does not exist; check the path, or make a run with `atoll demo`"
     return f"{run}: holds no model yet (no {FOLDER}/{file_name(1)}); check the path, or plan one with `atoll plan`"
+
+
+def clean_run(place: str | Store) -> Store:
+    """The run at a place, without what killed processes have left in it."""
+    run = Store.at(place)
+    if run.is_local and run.exists(FOLDER):  # any other folder may be somebody's home
+        sweep(run.path)
+    return run
 
 
 def reference_to(run: Store, artifact: Artifact) -> Reference:

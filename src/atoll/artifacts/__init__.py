@@ -5,7 +5,7 @@ from .digest import canonical_json, sha256_bytes, sha256_file
 from .errors import UserError
 from .known_digests import file_digest
 from .lock import LOCK, only_one
-from .manifest import FileEntry, Manifest, explain
+from .manifest import FileEntry, Manifest, explain, printable
 from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, remove_unfinished, write_atomic
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "find",
     "link",
     "only_one",
+    "printable",
     "raise_if_disk_full",
     "remove_unfinished",
     "reuse",

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of every verb that writes: nothing is lost, and after the next command nothing left behind."""
+"""kill -9 at random moments of every verb that writes: nothing is lost, and nothing left after the next command."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from .known_digests import file_digest
 from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
 from .manifest import NAME as MANIFEST
-from .manifest import STATE, FileEntry, Manifest, explain
+from .manifest import STATE, FileEntry, Manifest, explain, printable
 from .reference import DIGEST, Reference
 from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
@@ -33,6 +33,7 @@ __all__ = [
     "find",
     "link",
     "only_one",
+    "printable",
     "raise_if_disk_full",
     "remove_unfinished",
     "reuse",

@@ -67,7 +67,12 @@ def kill(arguments: Sequence[str], folder: Path, duration: float, numbers: rando
 
 def names(folder: Path) -> set[str]:
     """Everything below a folder, hidden or not, but for what the verbs said."""
-    return {p.relative_to(folder).as_posix() for p in folder.rglob("*")} - {"said.txt"}
+    found = {  # not by rglob, which does not bear folders that go away meanwhile
+        os.path.relpath(os.path.join(place, name), folder)
+        for place, folders, files in os.walk(folder)
+        for name in [*folders, *files]
+    }
+    return found - {"said.txt"}
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from late_story import tell_small
 from runs import made_once, make_demo, make_planned
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -43,3 +44,9 @@ def planned(session_folder: Path) -> Path:
 def tiny_demo(session_folder: Path) -> Path:
     """An unbroken run of the tiny demo. To be read; running the demo in it again must change nothing."""
     return made_once(session_folder, "demo", make_demo)
+
+
+@pytest.fixture(scope="session")
+def late(session_folder: Path) -> Path:
+    """A folder in which the story of late data in docs/data.md has been told with small budgets. Read only."""
+    return made_once(session_folder, "late", tell_small)

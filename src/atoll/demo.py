@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from .artifacts import Artifact, Store, find
+from .artifacts import Artifact, Store
 from .data.prepare import PrepareConfig, prepare
 from .data.progress import Progress
-from .ensemble.file import register_router
-from .evaluation.evaluate import MONOLITH as MONOLITH_EXPERT
+from .ensemble.changes import register_monolith, register_orders, register_router
+from .ensemble.versions import find_ensemble
 from .evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from .evaluation.report import write_report
 from .exchange.admit import admit
@@ -58,7 +58,8 @@ def demo(
 ) -> dict[str, Any]:
     """Make a run out of the built-in digits and return its evaluation; whatever is there already is kept."""
     size = size or demo_size()
-    compare = compare or find(run.child(*MONOLITH_EXPERT)) is not None  # what was compared once stays compared
+    version = find_ensemble(run)
+    compare = compare or (version is not None and version.monolith is not None)  # once compared, always compared
     cores = min(2, os.cpu_count() or 1)
     orders = size.orders.model_copy(
         update={"mix": "2ddpm:6flow", "training": size.orders.training.model_copy(update={"seed": seed})}
@@ -68,18 +69,21 @@ def demo(
     clusters = partition(
         run.child("data"), run.child("partition"), PartitionConfig(clusters=8, seed=seed), progress=show
     )
-    plan(data.store, clusters.store, run.child("orders"), orders)
+    planned = plan(data.store, clusters.store, run.child("orders"), orders)
+    register_orders(run, data, clusters, planned)
 
     names = [f"{k:02d}" for k in range(8)]
     islands = [hand_out(run, name, run.path / "islands" / name) for name in names]
     others = [hand_out_monolith(run, data, clusters, orders)] if compare else []
     train_islands([*others, *islands], cores, show)
+    for monolith in others:
+        register_monolith(run, Artifact.open(monolith.expert, "expert"))
     for done, island in enumerate(islands):
         admit(run, island.expert)
         show("admitting experts", done + 1, len(islands))
 
     router = fit_router(run, data, clusters, "router", size, seed, blind=False, show=show)
-    register_router(run, router, "router")
+    register_router(run, router)
     sampling = Sampling(steps=size.steps)
     arms = arms_for(["top-1", "top-2"], [2.0], sampling=sampling)
     if compare:
@@ -105,7 +109,7 @@ def comparison_arms(sampling: Sampling) -> tuple[Arm, ...]:
 
 
 def hand_out_monolith(run: Store, data: Artifact, clusters: Artifact, orders: PlanConfig) -> Island:
-    """One expert on everything, by DDM's protocol; `evaluate` finds it in RUN/islands/monolith/expert."""
+    """One expert on everything, by DDM's protocol, to compare with."""
     folder = f"orders-{MONOLITH}"
     plan_monolith(data.store, clusters.store, run.child(folder), orders)
     return hand_out(run, MONOLITH, run.path / "islands" / MONOLITH, orders=folder)

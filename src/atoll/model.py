@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .data.space import LatentSpace, TextSpace
 from .data.text import text_encoder
 from .ensemble.asking import AskedEvery
 from .ensemble.load import Ensemble, load_ensemble
+from .ensemble.missing import ExpertsMissing
 from .ensemble.mixture import Mixture
 from .ensemble.placing import Alone, Placement, load_alone
 from .ensemble.record import Glimpse, RouteWatch, WatchedRoute
@@ -143,7 +145,12 @@ class Model:
 
     @property
     def default_route(self) -> str | None:
-        return self.body.file.route if isinstance(self.body, Ensemble) else None
+        return self.body.version.route if isinstance(self.body, Ensemble) else None
+
+    @property
+    def missing(self) -> Mapping[int, str]:
+        """Clusters that have no expert here, and why: their weight goes to the others."""
+        return self.body.missing if isinstance(self.body, Ensemble) else {}
 
     @property
     def classes(self) -> int | None:
@@ -318,12 +325,12 @@ def load(
     memory: str | float | None = None,
     weights: str | None = None,
 ) -> Model:
-    """Load a run (a folder or URL with ensemble.json), one expert's folder, or a folder of `atoll export`.
+    """Load a run (a folder or URL) in its newest version, one expert's folder, or a folder of `atoll export`.
 
-    `router` names another router folder of the run than the one its ensemble.json registers. `device` may name several,
-    "cuda:0,cuda:1": experts are spread over them. `memory` ("12GB", or a number of GiB) is what the experts may take of
-    each; where not all have room they take turns. `weights` "int8" keeps them in half the memory of bfloat16, and makes
-    slightly other images.
+    `router` names another router folder of the run than the one that version names. Experts that are missing are
+    left out with a warning. `device` may name several, "cuda:0,cuda:1": experts are spread over them. `memory` ("12GB",
+    or a number of GiB) is what the experts may take of each; where not all have room they take turns. `weights` "int8"
+    keeps them in half the memory of bfloat16, and makes slightly other images.
     """
     store = Store.at(place)
     placement = placement_of(device, memory, weights)
@@ -339,11 +346,14 @@ def load(
         made = read_release(store, placement)
         return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device)
     ensemble = load_ensemble(store, router, placement)
-    # the file names its own router; another one makes another model
-    digest = ensemble.file.model_digest()
+    if (complaint := ensemble.complaint()) is not None:
+        warnings.warn(ExpertsMissing(f"{place}: {complaint}"), stacklevel=2)
+    # the version names its own router; another one makes another model
+    digest = ensemble.model_digest()
     if router is not None:
         digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
-    return Model(ensemble, ensemble.file.latent, ensemble.file.text, rounded(digest, placement), placement.device)
+    version = ensemble.version
+    return Model(ensemble, version.latent, version.text, rounded(digest, placement), placement.device)
 
 
 def placement_of(device: str | None, memory: str | float | None, weights: str | None) -> Placement:

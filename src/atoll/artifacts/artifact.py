@@ -22,11 +22,11 @@ from typing import Any
 from .digest import canonical_json
 from .errors import UserError
 from .known_digests import file_digest
+from .leftovers import remove_unfinished, tidy
 from .lock import LOCK, only_one
-from .manifest import NAME, UNLISTED, FileEntry, Manifest
+from .manifest import NAME, STATE, UNLISTED, FileEntry, Manifest
 from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
 
-STATE = "state"  # of half-done work, in a draft's folder; never listed
 NONE_WRITTEN: Mapping[str, FileEntry] = MappingProxyType({})
 
 
@@ -115,8 +115,8 @@ def reuse(
 ) -> Artifact | None:
     """The artifact already at `place` if it is the one this work would make; None if there is none.
 
-    This is how a repeated command says "already there". Another artifact in that place is an error that
-    names what differs: artifacts are never rewritten.
+    This is how a repeated command says "already there", and removes what the one before left if it was killed at the
+    very end. Another artifact in that place is an error that names what differs: artifacts are never rewritten.
     """
     artifact = find(place)
     if artifact is None:
@@ -134,6 +134,8 @@ def reuse(
             f"{artifact.store}: already holds a {kind} made with other settings ({', '.join(changed)}); "
             "choose another --out or use the old settings"
         )
+    if artifact.store.is_local:
+        tidy(artifact.store.path)
     return artifact
 
 
@@ -188,7 +190,9 @@ class Draft:
             raise UserError(
                 f"--out {self.store}: cannot be written ({error.strerror}); choose another --out"
             ) from error
-        if not self.resumable:
+        if self.resumable:
+            remove_unfinished(self.folder, everywhere=True)
+        else:
             self.clear()
         return self
 

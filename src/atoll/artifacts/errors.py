@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The command line prints it and exits with code 2; anything else that is raised is our bug.
     """
+
+
+class Notice(UserWarning):
+    """What a user should know and what stops nothing: a warning in Python, one line on the command line."""

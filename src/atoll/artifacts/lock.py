@@ -24,16 +24,22 @@ def only_one(folder: Path, *, wait: bool = False) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as stream:
             try:
-                _lock(stream.fileno(), wait)
+                lock_file(stream.fileno(), wait=wait)
             except OSError as error:
                 raise UserError(f"{folder}: another process is working here; wait for it or stop it") from error
             # whoever had it until now may have moved or removed the folder: then this is the lock of nothing
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+            if is_file_at(stream.fileno(), path):
                 yield
                 return
 
 
-def _lock(handle: int, wait: bool) -> None:
+def is_file_at(handle: int, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(handle))
+
+
+def lock_file(handle: int, *, wait: bool = False) -> None:
+    """Lock an open file until it is closed; OSError if another process has it, or the file system has no locks."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -11,10 +11,11 @@ from .digest import canonical_json, sha256_bytes
 from .errors import UserError
 
 NAME = "manifest.json"
+STATE = "state"  # of half-done work, in the folder of what it is to become
 SCHEMA_VERSION = 1
 
 # Never listed, so that equal work has equal digests: when, where and how fast it was done.
-UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", "state"})
+UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", STATE})
 
 
 class FileEntry(BaseModel):
@@ -59,10 +60,15 @@ class Manifest(BaseModel):
 def explain(error: ValidationError) -> str:
     """The first complaint of a pydantic error in one line: `budget.images: should be greater than 0 (got -1)`."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "file"
+    where = printable(".".join(str(part) for part in first["loc"])) or "file"
     shown = repr(first.get("input"))
     value = f" (got {shown if len(shown) <= 60 else shown[:57] + '...'})" if first["type"] != "missing" else ""
     more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     # pydantic begins with a capital; the rest may quote what the user wrote, and stays as it is
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message[:1].lower()}{message[1:]}{value}{more}"
+    return f"{where}: {printable(message[:1].lower() + message[1:])}{value}{more}"
+
+
+def printable(text: str, most: int = 300) -> str:
+    """A stranger's text for a line on a terminal: nothing that moves a cursor or ends the line, and not endless."""
+    return "".join(c if c.isprintable() else "?" for c in (text if len(text) <= most else f"{text[: most - 3]}..."))

@@ -9,18 +9,25 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
+import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import fsspec
 
+from .create import check_creates, create_remote
 from .digest import sha256_file
 from .errors import UserError
+from .leftovers import remove_unfinished
+from .lock import is_file_at, lock_file, only_one
+
+# what file systems without hard links answer
+CANNOT_LINK = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,13 @@ class Store:
     def parent(self) -> Store:
         return Store(str(self.path.parent)) if self.is_local else Store(self.url.rpartition("/")[0])
 
+    @property
+    def successor(self) -> Store:
+        """Where a newer one of this goes: data-2 after data, data-3 after data-2."""
+        stem, dash, number = self.name.rpartition("-")
+        name = f"{stem}-{int(number) + 1}" if dash and number.isdecimal() else f"{self.name}-2"
+        return self.parent.child(name)
+
     def child(self, *parts: str) -> Store:
         for part in parts:
             check_relative(part)
@@ -72,24 +86,37 @@ class Store:
         if self.is_local:
             return (self.path / name).exists()
         filesystem, root = self._remote()
-        return bool(filesystem.exists(f"{root}/{name}" if name else root))
+        place = f"{root}/{name}" if name else root
+        filesystem.invalidate_cache(place)  # others write here, too: what was listed before may be old
+        return bool(filesystem.exists(place))
 
     def children(self) -> list[str]:
         """Names directly below, sorted; empty where nothing is."""
         if self.is_local:
             return sorted(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
         filesystem, root = self._remote()
-        if not filesystem.exists(root):
+        filesystem.invalidate_cache(root)
+        try:
+            return sorted({PurePosixPath(entry).name for entry in filesystem.ls(root, detail=False)})
+        except FileNotFoundError:
             return []
-        return sorted({PurePosixPath(entry).name for entry in filesystem.ls(root, detail=False)})
 
-    def read(self, name: str) -> bytes:
-        """The whole of a small file; FileNotFoundError where it is missing."""
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """The whole of a small file, or of one larger than `most` bytes as many and one more.
+
+        FileNotFoundError where it is missing.
+        """
         check_relative(name)
         if self.is_local:
-            return (self.path / name).read_bytes()
+            with (self.path / name).open("rb") as stream:
+                return stream.read() if most is None else stream.read(most + 1)
         filesystem, root = self._remote()
-        return bytes(filesystem.cat_file(f"{root}/{name}"))
+        try:
+            return bytes(filesystem.cat_file(f"{root}/{name}", end=None if most is None else most + 1))
+        except OSError as error:
+            if most is not None and error.errno == errno.EINVAL and filesystem.size(f"{root}/{name}") == 0:
+                return b""  # of an empty file there is no part to ask for
+            raise
 
     def write(self, name: str, data: bytes) -> None:
         """Replace one small file in one step: a reader sees the old bytes or the new ones, never a part."""
@@ -101,6 +128,36 @@ class Store:
         else:
             filesystem, root = self._remote()
             filesystem.pipe_file(f"{root}/{name}", data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write one small file unless its name is taken: then False, and nothing is changed.
+
+        Of several that create the same name at once exactly one gets True; a reader sees the whole file or none. A
+        store that cannot do this is refused.
+        """
+        check_relative(name)
+        if self.is_local:
+            return create_local(self.path / name, data)
+        self.check_creates()
+        filesystem, root = self._remote()
+        return create_remote(filesystem, f"{root}/{name}", data)
+
+    def check_creates(self) -> None:
+        """Refuse, before any work is done, a store on which `create` cannot keep its word."""
+        if not self.is_local:
+            check_creates(*self._remote(), self.url)
+
+    def modified(self, name: str) -> datetime | None:
+        """When a file was last written by the store's own clock, in UTC; None where the store does not say."""
+        check_relative(name)
+        if self.is_local:
+            return datetime.fromtimestamp((self.path / name).stat().st_mtime, UTC)
+        filesystem, root = self._remote()
+        try:
+            when = filesystem.modified(f"{root}/{name}")
+        except NotImplementedError:
+            return None
+        return when.astimezone(UTC) if isinstance(when, datetime) else None
 
     def upload(self, source: Path, name: str) -> None:
         """Copy one local file to an object store."""
@@ -115,17 +172,13 @@ class Store:
         if kept.exists():
             return kept
         kept.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(kept.parent)
         filesystem, root = self._remote()
-        handle, temporary = tempfile.mkstemp(dir=kept.parent)
-        os.close(handle)
-        try:
-            filesystem.get_file(f"{root}/{name}", temporary)
-            found = sha256_file(Path(temporary))
+        with atomic_file(kept) as stream:
+            filesystem.get_file(f"{root}/{name}", stream.name)
+            found = sha256_file(Path(stream.name))
             if found != sha256:
                 raise UserError(f"{self.url}/{name}: sha256 is {found[:12]}, expected {sha256[:12]}; get it again")
-            os.replace(temporary, kept)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
         return kept
 
     def _remote(self) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -167,24 +220,70 @@ def write_atomic(target: Path, data: bytes) -> None:
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[BinaryIO]:
-    """A file to write: under a temporary name, then flushed, renamed and its folder flushed. Whole, or not there."""
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    """A file to write: under a temporary name, then flushed, renamed and its folder flushed. Whole, or not there.
+
+    It is locked until it has its name, so that whoever cleans up tells it from one that a killed process left.
+    """
+    temporary, stream = open_temporary(target)
     try:
-        with temporary.open("wb") as stream:
+        with stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, target)
+            if sys.platform != "win32":
+                os.replace(temporary, target)
+        if sys.platform == "win32":  # no open file is renamed there
+            os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(target.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process was writing there with safetensors, which writes under such a name first."""
-    for left in folder.glob(".tmp??????"):
-        left.unlink(missing_ok=True)
+def open_temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """A new, locked file beside `target`, with a name that leftovers.py knows."""
+    while True:
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        stream = temporary.open("xb")
+        with suppress(OSError):  # a file system without locks: nobody will take it for left behind there
+            lock_file(stream.fileno(), wait=True)  # only somebody who cleans up can have it, for a moment
+        if is_file_at(stream.fileno(), temporary):
+            return temporary, stream
+        stream.close()  # and has removed it
+
+
+def create_local(target: Path, data: bytes) -> bool:
+    """Put a whole and flushed file under this name, unless something has the name already: then False."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, stream = open_temporary(target)
+    try:
+        with stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+            created = _named(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if created:
+        fsync_path(target.parent)
+    return created
+
+
+def _named(temporary: Path, target: Path) -> bool:
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        # a network disk may have done it and lost the answer
+        return temporary.stat().st_nlink > 1
+    except OSError as error:
+        if error.errno not in CANNOT_LINK:
+            raise
+        # no hard links here, so one at a time looks and renames; that holds among the processes of one machine
+        with only_one(target.parent, wait=True):
+            if target.exists():
+                return False
+            os.replace(temporary, target)
+    return True
 
 
 def link(source: Path, target: Path) -> None:

@@ -9,12 +9,15 @@ import difflib
 import errno
 import importlib
 import sys
-from typing import NoReturn
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import typer
 
 from .. import __version__
-from ..artifacts import UserError
+from ..artifacts import Notice, UserError
 from ..artifacts.credentials import credentials_missing
 
 # verb -> (who uses it, what it does in one line); its module has its name
@@ -26,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("Organiser", "Write one work order per cluster."),
     "admit": ("Organiser", "Check an expert that came back, and let it into the ensemble."),
     "router": ("Organiser", "Train the router that fuses the experts."),
+    "ensemble": ("Organiser", "What the model consists of and how it came about; change it, or go back."),
     "evaluate": ("Organiser", "Sample every way to run the model, and measure them alike."),
     "export": ("Organiser", "Write a model as a diffusers folder that needs no atoll."),
     "train": ("Contributor", "Train the expert one order asks for."),
@@ -69,7 +73,8 @@ def run_verb(verb: str, arguments: list[str]) -> None:
     try:
         module = importlib.import_module(f".{verb}", __name__)
         app.command()(getattr(module, verb))
-        app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
+        with notices_in_a_line():
+            app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
     except UserError as error:
         fail(str(error), 2)
     except UsageError as error:
@@ -88,6 +93,23 @@ def run_verb(verb: str, arguments: list[str]) -> None:
         if not isinstance(error, StopRequested):
             raise
         fail(str(error), 128 + error.signal)  # as a shell says it: 130 after Ctrl-C, 143 after SIGTERM
+
+
+@contextmanager
+def notices_in_a_line() -> Iterator[None]:
+    """A notice looks like an error: one line, without the place in our code that it comes from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", Notice)
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, Notice):
+                typer.echo(f"atoll: {message}", err=True)
+            else:
+                as_usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def explain_missing_package(error: ImportError) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Store
+from ..ensemble.versions import clean_run
 from ..exchange.admit import admit as admit_one
 from .bars import console
 
@@ -16,7 +16,7 @@ def admit(
     contributions: Annotated[list[Path], typer.Argument(help="Expert folders as they came back")],
     out: Annotated[str, typer.Option(help="The run that gave the orders")],
 ) -> None:
-    """Check each expert as a stranger's, measure it on data no island has seen, and add it to ensemble.json.
+    """Check each expert as a stranger's, measure it on data no island has seen, and add it to the model.
 
     Refused: another latent space or partition, wrong shapes, values that are not finite, digests that do not
     match, files no expert has, an error on the holdout far above a Gaussian's (the order says how far). Nothing is
@@ -26,9 +26,12 @@ def admit(
 
       atoll admit from-alice/ from-bob/ --out runs/flowers
     """
+    run = clean_run(out)
     for contribution in contributions:
-        result = admit_one(Store.at(out), contribution)
+        result = admit_one(run, contribution)
         member, score = result.member, result.member.yardsticks
         measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
         state = "already admitted" if result.already else "admitted"
+        if result.incumbent is not None:
+            state += f", but {result.incumbent} goes on serving (of a newer order, and no worse)"
         console.print(f"{state}: cluster {member.cluster}, {member.objective}{measured} -> [bold]{member.path}[/bold]")

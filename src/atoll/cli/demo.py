@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Store, UserError
+from ..artifacts import UserError
 from ..demo import demo as run_demo
 from ..demo import demo_size, tiny_size
+from ..ensemble.versions import clean_run
 from .bars import bars, console
 from .tables import print_evaluation
 
@@ -35,7 +36,7 @@ def demo(
     """
     if size not in SIZES:
         raise UserError(f"--size {size}: use demo or tiny")
-    run = Store.at(out)
+    run = clean_run(out)
     if not run.is_local:
         raise UserError(f"--out {out}: the demo trains its islands on this machine; give a local folder")
     began = time.monotonic()
@@ -47,6 +48,6 @@ def demo(
         ("report.html", "who painted what, and how well"),
         ("samples.png", "a picture of it"),
         ("evaluation.json", "the numbers"),
-        ("ensemble.json", "the model: `atoll sample " + out + ' --prompt "a handwritten three"`'),
+        ("ensemble", "the model, version by version: `atoll sample " + out + ' --prompt "a handwritten three"`'),
     ):
         console.print(f"  [bold]{run.path / name}[/bold]  {what}", soft_wrap=True)

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, UserError, find
+from ..artifacts import Store, UserError, sweep
 from ..ensemble.routes import parse_route
-from ..evaluation.evaluate import MONOLITH, EvaluationPlan, arms_for, monolith_arms
+from ..ensemble.versions import clean_run, open_ensemble, open_reference
+from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
 from ..sampling import Sampling
@@ -33,7 +34,7 @@ def evaluate(
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
 
-    A run with a monolith (islands/monolith) has it measured too. Writes evaluation.json, report.html and samples.png.
+    A model that names a monolith has it measured too. Writes evaluation.json, report.html and samples.png.
 
     Examples:
 
@@ -45,15 +46,18 @@ def evaluate(
     """
     for name in route:
         parse_route(name)
-    place = Store.at(run)
+    place = clean_run(run)
     results = Store.at(out or run)
     if not results.is_local:
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
-    data = Artifact.open(place.child("data"), "data")
+    sweep(results.path, deep=False)
+    sweep(results.path / "samples")
+    version = open_ensemble(place)
+    data = open_reference(place, version.data, "data")
     arms = arms_for(route, guidance, sampling=sampling)
     for other in router:
         arms += arms_for(route, guidance, router=other, sampling=sampling)
-    if find(place.child(*MONOLITH)) is not None:
+    if version.monolith is not None:
         arms += monolith_arms(guidance, sampling=sampling)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
     plan = EvaluationPlan(arms=arms, count=n, seed=seed, threads=threads, feature_scale=scale)

@@ -19,7 +19,10 @@ from .settings import read_settings
 def partition(
     data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data")],
     clusters: Annotated[int | None, typer.Option("--clusters", "-k", help="How many clusters (default: 8)")] = None,
-    out: Annotated[str | None, typer.Option(help="Where it goes (default: `partition` beside the data)")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Where it goes (default: `partition` beside the data; with --onto partition: partition-2)"),
+    ] = None,
     by: Annotated[str | None, typer.Option(help="features, or the baselines label and random")] = None,
     balance: Annotated[
         float | None, typer.Option(help="Largest over smallest cluster, at most (default: 2); 0: no bound")
@@ -39,14 +42,14 @@ def partition(
 
       atoll partition runs/demo/data -k 8
 
-      atoll partition runs/demo/data-2 --onto runs/demo/partition --out runs/demo/partition-2
+      atoll partition runs/demo/data-2 --onto runs/demo/partition
 
       atoll partition runs/demo/data -k 8 --by random --out runs/random/partition
     """
     unbound = ["balance=none"] if balance == 0 else []
     flags = {"clusters": clusters, "by": by, "balance": balance or None, "seed": seed, "threads": threads}
     settings = read_settings(PartitionConfig(), file=config, flags=flags, overrides=[*unbound, *(set_ or ())])
-    place = out or Store.at(data).parent.child("partition").url
+    place = out or (Store.at(data).parent.child("partition") if onto is None else Store.at(onto).successor).url
     there = find(place) is not None
     where = engine_named(engine, workers, ray_address)
     with bars() as progress:

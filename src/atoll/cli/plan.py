@@ -10,31 +10,53 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..artifacts import Artifact, Store, find
+from ..artifacts import Artifact, Store, UserError, find
+from ..ensemble.versions import Version, clean_run, find_ensemble
+from ..exchange.renew import accept_orders, plan_onto
+from ..exchange.renew import reissue as reissue_orders
+from ..islands.order import Order
 from ..planning.assign import PREDICTED
 from ..planning.islands import read_islands
 from ..planning.recipes import recipe, recipe_for
 from ..planning.stage import plan as plan_stage
 from ..training.execution import Execution
-from .settings import read_settings
+from .bars import bars
+from .settings import parse_count, read_settings
 
 
 def plan(
-    data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data")],
-    partition: Annotated[str | None, typer.Option(help="The partition (default: `partition` beside the data)")] = None,
-    out: Annotated[str | None, typer.Option(help="Where the orders go (default: `orders` beside the data)")] = None,
+    data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data; with --reissue the run")],
+    partition: Annotated[str | None, typer.Option(help="The partition (default: the one made from the data)")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Where the orders go (default: `orders` beside the data; later orders-2, ...)")
+    ] = None,
     mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow, or one per cluster: ddpm,flow,...")] = None,
     islands: Annotated[
         Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")
     ] = None,
     recipe_name: Annotated[str | None, typer.Option("--recipe", help="digits, small or paper")] = None,
+    images: Annotated[str | None, typer.Option(help="Images each order trains for: 96000, 500k, 2M")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; every order draws its own from it")] = None,
+    onto: Annotated[
+        str | None, typer.Option(help="The newest orders, after late data: write new ones for clusters that grew")
+    ] = None,
+    grown_by: Annotated[
+        float | None,
+        typer.Option(help="With --onto: only clusters that grew by this share or more, such as 0.2", min=0),
+    ] = None,
+    reissue: Annotated[
+        list[int] | None,
+        typer.Option(help="Give the order of this cluster out anew, to train its expert on; repeat it"),
+    ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="With --onto or --reissue: from random weights, not the expert's")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting: --set training.images=32000; repeat it")
+        list[str] | None, typer.Option("--set", help="Any setting: --set training.batch=64; repeat it")
     ] = None,
 ) -> None:
-    """Write one work order per cluster.
+    """Write one work order per cluster; later, orders for clusters that grew or for experts that should learn more.
 
     Examples:
 
@@ -42,28 +64,109 @@ def plan(
 
       atoll plan runs/real/data --islands islands.yaml
 
-      atoll plan runs/demo/data --set training.images=128000 --set network.depth=4
+      atoll plan runs/demo/data --images 128k --set network.depth=4
+
+      atoll plan runs/demo/data-2 --onto runs/demo/orders --grown-by 0.2
+
+      atoll plan runs/demo --reissue 3 --images 2M
     """
-    run = Store.at(data).parent
-    artifact = Artifact.open(data, "data")
-    defaults = recipe(recipe_name) if recipe_name else recipe_for(artifact.config)
-    flags = {"mix": mix, "training.seed": seed}
-    settings = read_settings(defaults, file=config, flags=flags, overrides=set_ or ())
-    place = out or run.child("orders").url
+    flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
+    first_only = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--config": config, "--seed": seed}
+    asked = {"set": [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]}
+
+    def change(order: Order) -> Order:
+        return read_settings(order, flags=flags, overrides=set_ or ())
+
+    if reissue:
+        refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
+        run = clean_run(run_of(data))
+        run.check_creates()
+        known = accepted_orders(run)
+        where = None if out is None else Store.at(out)
+        orders, version = reissue_orders(run, reissue, where, from_scratch=from_scratch, change=change, asked=asked)
+        tell(orders, version, orders.digest in known)
+        return
+
+    origin = Artifact.open(data, "data")
+    run = clean_run(origin.store.parent)
+    run.check_creates()  # before anything is written
+    cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
+    if onto is not None:
+        refuse(first_only, "--onto")
+        before = Artifact.open(onto, "orders")
+        place = before.store.successor if out is None else Store.at(out)
+        known = accepted_orders(run)
+        with bars() as progress:
+            orders, version = plan_onto(
+                run,
+                origin,
+                cut,
+                before,
+                place,
+                grown_by=grown_by or 0.0,
+                from_scratch=from_scratch,
+                change=change,
+                asked=asked,
+                progress=progress,
+            )
+        tell(orders, version, orders.digest in known)
+        return
+
+    refuse({"--grown-by": grown_by, "--from-scratch": from_scratch or None}, "the first orders")
+    defaults = recipe(recipe_name) if recipe_name else recipe_for(origin.config)
+    settings = read_settings(defaults, file=config, flags={"mix": mix, **flags}, overrides=set_ or ())
+    place = run.child("orders") if out is None else Store.at(out)
     there = find(place) is not None
     machines = read_islands(islands) if islands is not None else ()
-    orders = plan_stage(data, partition or run.child("partition").url, place, settings, islands=machines)
-    state = "already there" if there else "planned"
-    typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
-    Console().print(table(orders))
-    for island, how in savings(orders.config["islands"]).items():
-        typer.echo(f"{island}: fits with {how}")
+    orders = plan_stage(origin.store, cut.store, place, settings, islands=machines)
+    tell(orders, accept_orders(run, origin, cut, orders), there)
+    for island, fits in savings(orders.config["islands"]).items():
+        typer.echo(f"{island}: fits with {fits}")
     busy = {job["island"] for job in orders.config["islands"]}
     too_small = orders.config.get("too_small", {})
     for name, memory in too_small.items():
         typer.echo(f"left out: {name}, no size fits into {memory:g} GiB")
     if idle := [island.name for island in machines if island.name not in busy and island.name not in too_small]:
         typer.echo(f"no cluster left for: {', '.join(idle)}")
+
+
+def refuse(options: Mapping[str, object], beside: str) -> None:
+    """Options that say nothing beside another one would be ignored in silence."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise UserError(f"{given[0]}: has no meaning with {beside}; leave it out")
+
+
+def accepted_orders(run: Store) -> set[str]:
+    """Digests of the orders that the model knows."""
+    version = find_ensemble(run)
+    return set() if version is None else {reference.digest for reference in version.orders}
+
+
+def run_of(place: str) -> Store:
+    """The run, whether the user names it or its data."""
+    store = Store.at(place)
+    there = find(store)
+    return store if there is None or there.manifest.kind != "data" else store.parent
+
+
+def partition_of(data: Artifact) -> Artifact:
+    """The partition beside a data artifact that was made from it."""
+    run = data.store.parent
+    found = [there for name in run.children() if not name.startswith(".") and (there := find(run.child(name)))]
+    made = [a for a in found if a.manifest.kind == "partition" and a.manifest.parents.get("data") == data.digest]
+    if len(made) > 1:
+        names = ", ".join(artifact.store.name for artifact in made)
+        raise UserError(f"{data.store}: several partitions were made from it ({names}); say which with --partition")
+    if not made:
+        raise UserError(f"{data.store}: no partition in {run} was made from it; run `atoll partition {data.store}`")
+    return made[0]
+
+
+def tell(orders: Artifact, version: Version, there: bool) -> None:
+    state = "already there" if there else "planned"
+    typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
+    typer.echo(f"version {version.version} of the model accepts experts trained for them")
+    Console().print(table(orders))
 
 
 def savings(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

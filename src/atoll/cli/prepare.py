@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import find
+from ..artifacts import Store, UserError, find
 from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
+from ..data.sources import is_digits
 from ..training.execution import named_or_best
 from .bars import bars
 from .settings import read_settings
@@ -20,7 +21,10 @@ def prepare(
     source: Annotated[
         str, typer.Argument(help="digits, an image folder, tars, parquet, or a URL of these (s3://, hf://datasets/...)")
     ],
-    out: Annotated[str, typer.Option(help="Where it goes: a folder, or a URL such as s3://bucket/run/data")],
+    out: Annotated[
+        str | None,
+        typer.Option(help="Where it goes: a folder, or a URL such as s3://bucket/run/data; with --onto data: data-2"),
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64; digits: 8)")] = None,
     autoencoder: Annotated[str | None, typer.Option(help="pixels, taef2, or a diffusers folder or id")] = None,
     features: Annotated[
@@ -61,8 +65,12 @@ def prepare(
 
       atoll prepare s3://bucket/laion/ --out /shared/run/data --engine ray --ray-address auto --device cuda
 
-      atoll prepare more-photos/ --onto runs/photos/data --out runs/photos/data-2
+      atoll prepare more-photos/ --onto runs/photos/data
     """
+    if out is None:
+        if onto is None:
+            raise UserError("--out: missing; say where the data goes, for example --out runs/photos/data")
+        out = Store.at(onto).successor.url
     flags = {
         "size": size,
         "autoencoder": autoencoder,
@@ -76,7 +84,7 @@ def prepare(
     there = find(out) is not None
     on = named_or_best(device)
     if workers is None:
-        workers = 1 if source == "digits" else workers_for(on)  # starting one takes longer than all digits
+        workers = 1 if is_digits(source) else workers_for(on)  # starting one takes longer than all digits
     where = engine_named(engine, workers, ray_address, on)
     with bars() as progress:
         data = prepare_stage(source, out, settings, onto=onto, engine=where, device=on, progress=progress)

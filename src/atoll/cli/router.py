@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..ensemble.file import find_ensemble, register_router
-from ..islands.order import read_order
+from ..ensemble.changes import register_router
+from ..ensemble.checks import Checks
+from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference, place_of
 from ..models.dit import DiTConfig
-from ..router.recipes import router_plan
-from ..router.train import train_router
+from ..router.recipes import refresh_plan, router_plan
+from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
 from .bars import console
 from .settings import parse_overrides, read_settings
@@ -23,13 +24,18 @@ HOW = "execution."  # settings of how it is computed, which a plan has none of
 
 
 def router(
-    run: Annotated[str, typer.Argument(help="The run; its data and partition are all that is read")],
-    out: Annotated[str | None, typer.Option(help="Folder for the router; default: RUN/router")] = None,
+    run: Annotated[str, typer.Argument(help="The run; its newest data and partition are all that is read")],
+    out: Annotated[
+        str | None, typer.Option(help="Folder for the router; default: RUN/router, and RUN/router-2 after late data")
+    ] = None,
     blind: Annotated[bool, typer.Option(help="Let it see the noisy latent and the time only, not the prompt")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
     overrides: Annotated[
         list[str], typer.Option("--set", help="training.images=200000; how to compute: execution.precision=float32")
     ] = [],  # noqa: B006
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="After late data: do not go on from the older router's weights")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
     memory: Annotated[
         str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB; default: what is free")
@@ -38,10 +44,11 @@ def router(
         float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
     ] = None,
 ) -> None:
-    """Train a router for the run's partition. It needs no expert, so it can be trained before they come back.
+    """Train a router for the run's newest partition. It needs no expert, so it can be trained before they come back.
 
-    If the run has an ensemble.json and the router lies in the run, it is
-    registered there; a blind one is not.
+    A router that lies in the run becomes the model's own, in a new version;
+    a blind one does not. When the partition has grown with late data, the
+    model's router is trained on from its weights, for a quarter of the images.
 
     Examples:
 
@@ -51,22 +58,37 @@ def router(
 
       atoll router runs/flowers --blind --out runs/flowers/router-blind
     """
-    place = Store.at(run)
-    data, partition = Artifact.open(place.child("data"), "data"), Artifact.open(place.child("partition"), "partition")
+    place = clean_run(run)
+    version = open_ensemble(place)
+    data = open_reference(place, version.data, "data")
+    partition = open_reference(place, version.partition, "partition")
     how = [text.removeprefix(HOW) for text in overrides if text.startswith(HOW)]
     what = [text for text in overrides if not text.startswith(HOW)]
-    experts = ordered(place)
-    plan = read_settings(router_plan(data, partition, blind=blind, seed=seed, experts=experts), overrides=what)
-    folder = Store.at(out) if out else place.child("router")
+    older = older_router(place, version)
+    folder = Store.at(out) if out else default_place(place, version, older)
     if not folder.is_local:
         raise UserError(f"--out: a router is trained in a local folder; give one with --out and copy it to {run}")
-    there = find(folder) is not None
-    with watching("the router", quiet=there) as watch:
+    there = find(folder)
+    if blind or from_scratch:
+        older = None
+    started = None if blind or from_scratch or there is None else there.manifest.parents.get("start")
+    if there is not None and started is not None:
+        start, plan = RouterStart(started, None), RouterPlan.model_validate(there.config["plan"])
+    elif there is None and older is not None:
+        start, plan = RouterStart(older.digest, older.store), refresh_plan(older, seed=seed)
+    else:
+        experts = ordered(place, version)
+        start, plan = None, router_plan(data, partition, blind=blind, seed=seed, experts=experts)
+    plan = read_settings(plan, overrides=what)
+    with watching("the router", quiet=there is not None) as watch:
+        if older is not None and there is None:
+            say(f"trains on from the weights of {older.store.name}; --from-scratch does not")
         artifact = train_router(
             data,
             partition,
             folder.path,
             plan,
+            start=start,
             resources=Resources(device, None if memory is None else parse_memory(memory), parse_overrides(how)),
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
@@ -75,15 +97,29 @@ def router(
     console.print(line, soft_wrap=True)
     if (accuracy := accuracy_line(artifact, blind)) is not None:
         say(accuracy)
-    if not blind and folder.parent == place and find_ensemble(place) is not None:
-        register_router(place, artifact, folder.name)
-        console.print("registered in [bold]ensemble.json[/bold]")
+    if not blind and folder.parent == place:
+        now = register_router(place, artifact)
+        console.print(f"fuses the experts of [bold]{place}[/bold] since version {now.version}", soft_wrap=True)
 
 
-def ordered(run: Store) -> list[DiTConfig]:
-    """The architectures of the run's orders, if it has any yet: the router is sized for them."""
-    orders = find(run.child("orders"))
-    return [] if orders is None else [read_order(orders.file(name))[0].architecture for name in orders.names()]
+def older_router(run: Store, version: Version) -> Artifact | None:
+    """The model's router, if it is there and of a partition that has grown since."""
+    if version.router is None or find(place_of(run, version.router)) is None:
+        return None
+    artifact = open_reference(run, version.router, "router")
+    return artifact if artifact.manifest.parents["partition"] != version.partition.digest else None
+
+
+def default_place(run: Store, version: Version, older: Artifact | None) -> Store:
+    """Where the router goes: in the place of the model's own, or beside it where that one is of an older partition."""
+    if older is not None:
+        return older.store.successor
+    return run.child("router") if version.router is None else place_of(run, version.router)
+
+
+def ordered(run: Store, version: Version) -> list[DiTConfig]:
+    """The architectures that are ordered from islands: the router is sized for them."""
+    return [order.architecture for order in Checks(run).orders_of(version).values()]
 
 
 def accuracy_line(artifact: Artifact, blind: bool) -> str | None:

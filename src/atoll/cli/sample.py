@@ -40,7 +40,8 @@ def sample(
     """Paint images. Writes one PNG per image, a sheet of all, and samples.json with every setting.
 
     Routes: top-K, full, threshold-P, nucleus-P, sampled (one expert per step),
-    fixed (one per image). See docs/sampling.md.
+    fixed (one per image). See docs/sampling.md. An expert that is missing stops
+    nothing: its weight goes to the others, and a line says so.
 
     Examples:
 

@@ -69,6 +69,21 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def parse_count(option: str, text: str) -> int:
+    """`96000`, `96_000`, `2M`, `1.5k`."""
+    number, factor = text.strip().lower().replace("_", "").replace(",", ""), 1.0
+    for letter, thousand in (("k", 1e3), ("m", 1e6), ("b", 1e9)):
+        if number.endswith(letter):
+            number, factor = number[:-1], thousand
+    try:
+        count = float(number) * factor
+    except ValueError:
+        count = 0.0
+    if not 1 <= count < 1e15 or count != round(count):
+        raise UserError(f"{option} {text}: give a whole number, such as 96000, 500k or 2M")
+    return round(count)
+
+
 def nested(name: str, value: Any) -> dict[str, Any]:
     """`a.b`, 1 -> {"a": {"b": 1}}."""
     for part in reversed(name.split(".")):

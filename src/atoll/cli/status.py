@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from ..artifacts import Store, UserError, find
-from ..ensemble.file import EnsembleFile, find_ensemble
+from ..artifacts import Store, UserError
+from ..ensemble.status import stages
 from .bars import console
+from .tables import plain
+
+SHOWN = 3  # commands
 
 
 def status(
     run: Annotated[str, typer.Argument(help="The run")],
     out: Annotated[str | None, typer.Option(help="Also write the table as JSON to this file")] = None,
 ) -> None:
-    """Show every stage of a run: there or missing, its digest, and the command that makes what is missing.
+    """Show every stage of a run's newest version: there or missing, its digest, and what to do next.
 
     Example:
 
@@ -26,75 +30,19 @@ def status(
     place = Store.at(run)
     if not place.exists():
         raise UserError(f"{run}: no such run; check the path, or make one with `atoll demo --out {run}`")
-    rows = [*_artifacts(place), *_experts(place), *_files(place)]
-    table = Table(title=str(place), title_justify="left", header_style="bold")
+    rows = stages(place)
+    table = Table(title=plain(str(place)), title_justify="left", header_style="bold")
     for column in ("stage", "state", "digest", "what"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        state = "[green]there[/green]" if row["digest"] else "[yellow]missing[/yellow]"
-        table.add_row(row["stage"], state, row["digest"][:12], row["what"])
+        state = "[green]there[/green]" if row.digest else "[yellow]missing[/yellow]"
+        table.add_row(plain(row.name), state, row.digest[:12], plain(row.what))
     console.print(table)
+    commands = list(dict.fromkeys(row.next for row in rows if row.next))
+    for number, command in enumerate(commands[:SHOWN]):
+        console.print(f"{'then' if number else 'next'}: [bold]{plain(command, 400)}[/bold]", soft_wrap=True)
+    if len(commands) > SHOWN:
+        console.print(f"and {len(commands) - SHOWN} more, of all that is missing")
     if out is not None:
-        Store.at(out).parent.write(Store.at(out).name, json.dumps(rows, indent=2).encode() + b"\n")
-
-
-def _row(stage: str, digest: str, what: str) -> dict[str, str]:
-    return {"stage": stage, "digest": digest, "what": what}
-
-
-def _artifacts(run: Store) -> list[dict[str, str]]:
-    makers = {
-        "data": f"atoll prepare SOURCE --out {run}/data",
-        "partition": f"atoll partition {run}/data -k 8",
-        "orders": f"atoll plan {run}/data",
-        "router": f"atoll router {run}",
-    }
-    rows = []
-    for stage, command in makers.items():
-        artifact = find(run.child(stage))
-        if artifact is None:
-            rows.append(_row(stage, "", f"make it: {command}"))
-            continue
-        facts = {
-            "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
-            "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
-            "orders": lambda c: f"{len(c['chosen'])} orders: {', '.join(c['chosen'])}",
-            "router": lambda c: (
-                f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}"
-            ),
-        }
-        fact = facts[stage](artifact.config)
-        ensemble = find_ensemble(run)
-        if stage == "router" and (ensemble is None or ensemble.router is None):
-            fact += f"; not registered yet: atoll router {run}, once an expert is admitted"
-        rows.append(_row(stage, artifact.digest, fact))
-    return rows
-
-
-def _experts(run: Store) -> list[dict[str, str]]:
-    ensemble: EnsembleFile | None = find_ensemble(run)
-    if ensemble is None:
-        return [_row("experts", "", f"train the orders, then: atoll admit EXPERT --out {run}")]
-    rows = []
-    members = {member.cluster: member for member in ensemble.experts}
-    for cluster in range(ensemble.clusters):
-        member = members.get(cluster)
-        if member is not None and find(run.child(*member.path.split("/"))) is not None:
-            score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
-            rows.append(_row(f"expert {cluster}", member.digest, f"{member.objective}{score}"))
-        else:
-            rows.append(
-                _row(f"expert {cluster}", "", f"train order {cluster:02d}, then: atoll admit EXPERT --out {run}")
-            )
-    return rows
-
-
-def _files(run: Store) -> list[dict[str, str]]:
-    ensemble = find_ensemble(run)
-    rows = [
-        _row("ensemble", ensemble.digest() if ensemble else "", "the model" if ensemble else "admit an expert first")
-    ]
-    for name in ("evaluation.json", "report.html", "samples.png"):
-        there = run.exists(name)
-        rows.append(_row(name, "file" if there else "", "" if there else f"make it: atoll evaluate {run}"))
-    return rows
+        target = Store.at(out)
+        target.parent.write(target.name, json.dumps([asdict(row) for row in rows], indent=2).encode() + b"\n")

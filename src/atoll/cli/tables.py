@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
+from ..artifacts import printable
 from .bars import console
+
+
+def plain(text: str, most: int = 120) -> str:
+    """Text that may come from a stranger, for rich: no markup, no control characters, no end of line, not endless."""
+    return escape(printable(text, most))
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from ..artifacts import Artifact, Store, find
 from ..data.space import LatentSpace, TextSpace
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import Alone, OpenedExpert
+from ..ensemble.versions import place_of
 from ..islands.order import Order
 from ..models.accounting import account
 from ..models.autoencoders import load_autoencoder
@@ -37,7 +38,7 @@ def about_model(
     }
     if ensemble is not None:
         card = ensemble.router.card
-        about["route"] = ensemble.file.route
+        about["route"] = ensemble.version.route
         about["router"] = {
             "parameters": sum(p.numel() for p in ensemble.router.network.parameters()),
             "images": card.images,
@@ -50,7 +51,7 @@ def about_model(
 
 def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, Any]:
     card = expert.card
-    members = {} if ensemble is None else {member.digest: member for member in ensemble.file.experts}
+    members = {} if ensemble is None else {member.digest: member for member in ensemble.version.experts}
     measured = members[expert.digest].yardsticks if expert.digest in members else None
     return {
         "digest": expert.digest,
@@ -87,20 +88,15 @@ def example(expert: OpenedExpert, text: TextSpace | None) -> str | None:
 
 
 def add_run(about: dict[str, Any], run: Store, ensemble: Ensemble) -> dict[str, Any]:
-    """Add what lies in the run: the data, the sizes of the clusters, who took which order, the evaluation.
-
-    Artifacts are known by their digests, whatever their folders are called.
-    """
-    names = [name for name in run.children() if "." not in name]
-    found = [artifact for name in names if (artifact := find(run.child(name))) is not None]
-    by_digest = {artifact.digest: artifact for artifact in found}
-    if (partition := by_digest.get(ensemble.file.partition)) is not None:
+    """Add what lies in the run: the data, the sizes of the clusters, who took which order, the evaluation."""
+    version = ensemble.version
+    if (partition := find(place_of(run, version.partition))) is not None:
         sizes = json.loads(partition.read("sizes.json"))["clusters"]
         about = {**about, "clusters": [size["train"] for size in sizes]}
-        if (data := by_digest.get(partition.manifest.parents["data"])) is not None:
-            facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
-            about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
-    takers = takers_of([artifact for artifact in found if artifact.manifest.kind == "orders"])
+    if (data := find(place_of(run, version.data))) is not None:
+        facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
+        about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
+    takers = takers_of([orders for named in version.orders if (orders := find(place_of(run, named))) is not None])
     experts = [{**expert, "contributor": takers.get(expert["order"])} for expert in about["experts"]]
     return {**about, "experts": experts, **evaluated(run, ensemble)}
 
@@ -122,7 +118,7 @@ def evaluated(run: Store, ensemble: Ensemble) -> dict[str, Any]:
     if not run.exists("evaluation.json"):
         return {}
     made = json.loads(run.read("evaluation.json"))
-    own = ensemble.file.model_digest()
+    own = ensemble.model_digest()
     arms = [arm for arm in made["arms"] if arm["model"] == "ensemble" and arm["digest"] == own and not arm["router"]]
     if not arms:
         return {}

@@ -36,9 +36,10 @@ from ..artifacts import (
     verify_file,
 )
 from ..data.space import LatentSpace, TextSpace
-from ..ensemble.file import EnsembleFile
-from ..ensemble.load import Ensemble, check_spaces
+from ..ensemble.checks import check_spaces
+from ..ensemble.load import Ensemble
 from ..ensemble.placing import Alone, OpenedExpert, Placed, Placement
+from ..ensemble.versions import Version
 from ..ensemble.weights import open_weights
 from ..islands.expert import ExpertCard
 from ..models.autoencoders import DiffusersKL, NetworkAutoencoder, Tiny, load_autoencoder
@@ -95,13 +96,13 @@ def to_pipeline(
         made = _as_shapes(code.AtollRouter, router.card, router.digest)
         made.network.load_state_dict(_sharing(router.network).state_dict(), strict=True, assign=True)
         components["router"] = made.eval().requires_grad_(False)
-    reference = LinearFlow() if ensemble is None else ensemble.file.reference
+    reference = LinearFlow() if ensemble is None else ensemble.version.reference
     spaces = {
         "latent": latent.model_dump(mode="json"),
         "text": None if text is None else text.model_dump(mode="json", exclude={"vocabulary"}),
         "reference": asdict(reference),
-        "route": None if ensemble is None else ensemble.file.route,
-        "ensemble": None if ensemble is None else ensemble.file.model_dump(mode="json"),
+        "route": None if ensemble is None else ensemble.version.route,
+        "ensemble": None if ensemble is None else ensemble.version.model_dump(mode="json"),
         "about": about_model(body, latent, text, digest_of(body), run),
     }
     return code.AtollPipeline(**components, atoll=spaces).to(device)
@@ -157,9 +158,9 @@ def digest_of(body: Ensemble | Alone) -> str:
     """Of the model as it was trained; an ensemble with another router than its file names is another model."""
     if not isinstance(body, Ensemble):
         return body.digest
-    file, router = body.file, body.router.digest
-    own = file.router is not None and file.router.digest == router
-    return file.model_digest() if own else sha256_bytes(canonical_json([file.model_digest(), router]))
+    named, router, digest = body.version.router, body.router.digest, body.model_digest()
+    own = named is not None and named.digest == router
+    return digest if own else sha256_bytes(canonical_json([digest, router]))
 
 
 def _autoencoder(latent: LatentSpace, code: Any, library: Any) -> Any:
@@ -227,11 +228,11 @@ def read_release(store: Store, placement: Placement = Placement()) -> Release:
         (expert,) = experts
         alone = Alone(expert, _placed(experts, placement, LinearFlow()))
         return Release(alone, expert.card.latent, expert.card.text, digest_of(alone))
-    file = _valid(EnsembleFile, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
+    version = _valid(Version, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
     router = _read_router(folder / "router", placement.device)
-    _check_members(file, experts, router, folder)
-    ensemble = Ensemble(file, _placed(experts, placement, file.reference), router)
-    return Release(ensemble, file.latent, file.text, digest_of(ensemble))
+    _check_members(version, experts, router, folder)
+    ensemble = Ensemble(version, _placed(experts, placement, version.reference), router, missing={})
+    return Release(ensemble, version.latent, version.text, digest_of(ensemble))
 
 
 def _placed(experts: Sequence[OpenedExpert], placement: Placement, reference: Schedule) -> Placed:
@@ -240,15 +241,15 @@ def _placed(experts: Sequence[OpenedExpert], placement: Placement, reference: Sc
     return placed
 
 
-def _check_members(file: EnsembleFile, experts: Sequence[OpenedExpert], router: TrainedRouter, folder: Path) -> None:
+def _check_members(version: Version, experts: Sequence[OpenedExpert], router: TrainedRouter, folder: Path) -> None:
     """The experts that lie there must be those that the ensemble names, one for each cluster."""
-    clusters = {member.digest: member.cluster for member in file.experts}
+    clusters = {member.digest: member.cluster for member in version.serving}
     for k, (name, expert) in enumerate(zip(expert_names(len(experts)), experts, strict=True)):
         if clusters.get(expert.digest) != k:
             raise UserError(f"{folder}/{name}: is not the expert of cluster {k} that {INDEX} names; export again")
-        check_spaces(file, expert, f"{folder}/{name}")
-    if {len(experts), router.card.architecture.clusters} != {file.clusters}:
-        raise UserError(f"{folder}: {len(experts)} experts, {file.clusters} clusters; export the model again")
+        check_spaces(version, expert.card, f"{folder}/{name}")
+    if {len(experts), router.card.architecture.clusters} != {version.clusters}:
+        raise UserError(f"{folder}: {len(experts)} experts, {version.clusters} clusters; export the model again")
 
 
 def _open_expert(folder: Path) -> OpenedExpert:

@@ -65,10 +65,7 @@ def already_there(out: str | Path | Store, request: dict[str, Any], reading: dic
         raise UserError(
             f"{there.store}: already holds this source read in another way ({', '.join(changed)}); choose another --out"
         )
-    same = reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
-    if there.store.is_local:
-        shutil.rmtree(there.store.path / STATE, ignore_errors=True)  # the last thing a run does, if nobody kills it
-    return same
+    return reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
 
 
 def logged_reading(data: Artifact) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from .merge import merge_to_few
 from .predecessor import Predecessor
 from .progress import Progress, silent
 from .shards import read_shard, write_shard
-from .sources import Reject, Source, SourceConfig, Unit, open_source
+from .sources import Reject, Source, SourceConfig, Unit, is_digits, open_source
 from .space import TextSpace
 from .text import Words, pretrained_space, text_encoder
 
@@ -154,7 +154,7 @@ def prepare(
         result = {
             "request": request,
             "source": {
-                "kind": "digits" if source == "digits" else "images",
+                "kind": "digits" if is_digits(source) else "images",
                 "classes": origin.classes if old is None else old.classes,
             },
             "size": config.size,

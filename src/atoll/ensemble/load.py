@@ -1,27 +1,35 @@
-"""From ensemble.json to something that answers: experts verified, bridged and mixed."""
+"""From a version of a run's model to something that answers: experts verified, placed and mixed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..artifacts import Store, UserError
-from ..islands.expert import Expert
+import torch
+
+from ..artifacts import Reference, Store, UserError
+from ..islands.expert import Expert, load_expert
+from ..process import Denoiser
 from ..router.card import TrainedRouter, load_router
-from .file import NAME, EnsembleFile, Member, find_ensemble
+from .asking import Router
+from .checks import Checks
+from .missing import MissingExpert, RouterAmong
 from .mixture import GuidanceWeights, Mixture
 from .placing import OpenedExpert, Placed, Placement, open_expert
+from .residency import UnreadableExperts
 from .routes import Route
+from .versions import Member, Version, open_ensemble, place_of
 from .weights import Precision
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A loaded ensemble: expert k is the one of cluster k."""
+    """A loaded ensemble: the experts that are there, by cluster, and why each `missing` cluster has none."""
 
-    file: EnsembleFile
+    version: Version
     placed: Placed
     router: TrainedRouter
+    missing: Mapping[int, str]
 
     @property
     def experts(self) -> Sequence[OpenedExpert]:
@@ -30,47 +38,88 @@ class Ensemble:
     def mixture(
         self, route: Route, guidance_weights: GuidanceWeights = "own", precision: Precision = "float32"
     ) -> Mixture:
-        engine, router = self.placed.engine(precision), self.placed.router(self.router, precision)
-        return Mixture(engine.denoisers, router, route, guidance_weights)
+        """All clusters as one denoiser: place k is cluster k's, and nobody's weight goes to a missing one."""
+        there, path = iter(self.placed.engine(precision).denoisers), self.version.reference
+        denoisers: list[Denoiser] = [
+            MissingExpert(k, path) if k in self.missing else next(there) for k in range(self.version.clusters)
+        ]
+        router: Router = self.placed.router(self.router, precision)
+        if self.missing:
+            router = RouterAmong(router, self.missing)
+        return Mixture(denoisers, router, route, guidance_weights)
+
+    def model_digest(self) -> str:
+        """Of what it paints: an expert that has gone makes the model that never had it."""
+        there = [member for member in self.version.serving if member.cluster not in self.missing]
+        return self.version.model_copy(update={"experts": tuple(there)}).model_digest()
+
+    def complaint(self) -> str | None:
+        """One line about who is missing; None if all are there."""
+        if not self.missing:
+            return None
+        who = "; ".join(f"cluster {cluster} ({why})" for cluster, why in sorted(self.missing.items()))
+        return f"painting without the expert of {who}: its weight goes to the other {len(self.experts)}"
 
 
 def load_ensemble(run: Store, router: str | None = None, placement: Placement = Placement()) -> Ensemble:
-    """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say)."""
-    file = find_ensemble(run)
-    if file is None:
-        raise UserError(f"{run}: holds no {NAME}; check the path, or admit experts with `atoll admit`")
-    if empty := file.empty_clusters():
-        raise UserError(
-            f"{run}: no expert admitted for cluster {', '.join(map(str, empty))}; train and admit them first"
-        )
-    if router is None and file.router is None:
+    """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
+
+    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`.
+    """
+    version = open_ensemble(run)
+    checks = Checks(run)
+    checks.check(version.model_copy(update={"experts": ()}))
+    if router is not None:
+        trained = load_router(run.child(router), placement.device)
+        checks.check_router(version, trained.card, router)
+    elif version.router is not None:
+        trained = load_router(place_of(run, version.router), placement.device)
+        check_digest(run, version.router, trained.digest)
+    else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
-    path = router or (file.router.path if file.router else "")
-    trained = load_router(run.child(path), placement.device)
-    if router is None and file.router is not None and trained.digest != file.router.digest:
-        raise UserError(f"{run}/{path}: is not the router {NAME} names; put the right one back or register it again")
-    if trained.card.partition != file.partition:
-        raise UserError(f"{run}/{path}: tells the clusters of another partition apart; train a router for this one")
-    found = {member.cluster: open_member(run, file, member) for member in file.experts}
-    experts = [found[cluster] for cluster in range(file.clusters)]
-    placed = Placed(experts, placement, file.reference)
-    placed.read()
-    return Ensemble(file, placed, trained)
+    experts: dict[int, OpenedExpert] = {}
+    missing = dict.fromkeys(version.empty_clusters(), "none serves yet")
+    for member in version.serving:
+        try:
+            expert = open_member(run, member)
+        except UserError as error:
+            missing[member.cluster] = str(error)
+            continue
+        checks.check_member(version, member)
+        experts[member.cluster] = expert
+    while experts:
+        placed = Placed(list(experts.values()), placement, version.reference)
+        try:
+            placed.read()
+        except UnreadableExperts as error:
+            clusters = list(experts)
+            for number, reason in error.reasons.items():
+                missing[clusters[number]] = str(reason)
+                del experts[clusters[number]]
+            continue
+        return Ensemble(version, placed, trained, missing)
+    first = min(missing)
+    raise UserError(
+        f"{run}: has no expert to paint with, for none of its {version.clusters} clusters, "
+        f"such as cluster {first} ({missing[first]}); train one and `atoll admit` it"
+    )
 
 
-def open_member(run: Store, file: EnsembleFile, member: Member) -> OpenedExpert:
-    expert = open_expert(run.child(*member.path.split("/")))
-    if expert.digest != member.digest:
-        raise UserError(
-            f"{run}/{member.path}: is not the expert {NAME} names; put the right one back or admit it again"
-        )
-    check_spaces(file, expert, f"{run}/{member.path}")
+def open_member(run: Store, member: Member) -> OpenedExpert:
+    """An admitted expert's card and the file of its weights, if what lies in its place is that."""
+    expert = open_expert(place_of(run, member))
+    check_digest(run, member, expert.digest)
     return expert
 
 
-def check_spaces(file: EnsembleFile, expert: OpenedExpert | Expert, where: str) -> None:
-    """An expert of another latent or text space cannot answer for this model."""
-    if expert.card.latent != file.latent:
-        raise UserError(f"{where}: lives in another latent space than the ensemble; train it for this run's data")
-    if expert.card.text is not None and expert.card.text != file.text:
-        raise UserError(f"{where}: reads another text encoder than the ensemble; train it for this run's data")
+def load_member(run: Store, member: Member, device: torch.device | str = "cpu") -> Expert:
+    """An admitted expert with its weights, to be measured."""
+    expert = load_expert(place_of(run, member), device)
+    check_digest(run, member, expert.digest)
+    return expert
+
+
+def check_digest(run: Store, reference: Reference, found: str) -> None:
+    """Refuse what took the place of something between the check of its card and the loading of its weights."""
+    if found != reference.digest:
+        raise UserError(f"{run}/{reference.path}: is not what the model of this run names; put the right one back")

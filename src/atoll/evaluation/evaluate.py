@@ -17,9 +17,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..artifacts import Artifact, Store, canonical_json, sha256_bytes
+from ..artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes
 from ..data.index import Index
 from ..data.shards import ShardSet
+from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..model import load
 from ..models.feature_extractors import load_extractor
 from ..sampling import Sampling
@@ -27,7 +28,6 @@ from .metrics import Features, Recogniser, frechet_distance, nearest_distances
 from .samples import SampleSettings, read_samples, write_samples
 
 NAME = "evaluation.json"
-MONOLITH = ("islands", "monolith", "expert")  # where a run keeps the one it is compared with
 Progress = Callable[[str, int, int], None]  # (arm, images done, images in all)
 
 
@@ -84,13 +84,18 @@ def evaluate(
     run: Store, plan: EvaluationPlan, out: Store, *, device: str | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`."""
-    data = Artifact.open(run.child("data"), "data")
+    version = open_ensemble(run)
+    data = open_reference(run, version.data, "data")
     real = RealData(data, plan.feature_scale)
     prompts, wanted = real.prompts(plan.count)
 
     arms = []
     for arm in plan.arms:
-        source = run.child(*MONOLITH) if arm.model == "monolith" else run
+        source = run
+        if arm.model == "monolith":
+            if version.monolith is None:
+                raise UserError(f"{arm.name}: the model of {run} names no monolith to compare with; leave this arm out")
+            source = place_of(run, version.monolith)
         model = load(source.url, router=arm.router if arm.model == "ensemble" else None, device=device)
 
         def on_step(done: int, total: int, name: str = arm.name, steps: int = arm.sampling.steps) -> None:
@@ -105,7 +110,8 @@ def evaluate(
         place = out.child("samples", folder).path
         artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
         images, _ = read_samples(artifact)
-        facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest}
+        missing = sorted(model.missing)
+        facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest, "missing": missing}
         compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
         arms.append({**arm.model_dump(mode="json"), **compared, **facts, **real.measure(images, wanted)})
 

@@ -17,11 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from ..artifacts import Artifact, Store, find
-from ..ensemble.file import EnsembleFile, find_ensemble
+from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..islands.expert import read_expert_card
-from ..router.card import RouterCard
-from ..training.result import read_card
-from .evaluate import MONOLITH
+from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
 from .figures import data_uri, expert_colour, heat_map, lines, painted_sheet
 from .samples import read_samples
@@ -84,16 +82,18 @@ class Page:
     def __init__(self, run: Store, evaluation: dict[str, Any], out: Store) -> None:
         self.run = run
         self.evaluation = evaluation
-        ensemble = find_ensemble(run)
-        assert ensemble is not None, "a report is written for an ensemble"
-        self.ensemble: EnsembleFile = ensemble
+        self.version = open_ensemble(run)
+        self.missing = sorted({cluster for arm in evaluation["arms"] for cluster in arm["missing"]})
+        self.experts = [member for member in self.version.serving if member.cluster not in self.missing]
         self.painted = []
         for arm in evaluation["arms"]:
             images, record = read_samples(Artifact.open(out.child("samples", arm["folder"]), "samples"))
             self.painted.append(Painted(arm, images, record))
 
     def names(self) -> list[str]:
-        return [f"{m.cluster}: {m.objective.split(' ')[0]}" for m in self.ensemble.experts]
+        """Of all clusters, those without an expert too."""
+        kinds = {m.cluster: m.objective.split(" ")[0] for m in self.experts}
+        return [f"{k}: {kinds.get(k, 'missing')}" for k in range(self.version.clusters)]
 
     def hero(self, tile: int) -> Image.Image:
         """The best ensemble arm of the evaluation."""
@@ -102,7 +102,7 @@ class Page:
         return best.sheet(tile)
 
     def summary(self) -> str:
-        kinds = [member.objective for member in self.ensemble.experts]
+        kinds = [member.objective for member in self.experts]
         counts = ", ".join(f"{kinds.count(kind)} with {escape(kind)}" for kind in dict.fromkeys(kinds))
         arms = [p.arm for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
         right = max((arm["recognised"] or 0.0 for arm in arms), default=0.0)
@@ -110,12 +110,17 @@ class Page:
         return (
             f"{len(kinds)} experts, {counts}, each trained alone in a process of its own on one cluster of the data. "
             f"They have never exchanged a gradient, a weight or a sample. A router that sees {self._router_sees()} "
-            f"fuses them.{seen}"
+            f"fuses them.{seen}{self._without()}"
         )
 
+    def _without(self) -> str:
+        if not self.missing:
+            return ""
+        return f" <b>Painted without an expert for cluster {', '.join(map(str, self.missing))}.</b>"
+
     def _router_sees(self) -> str:
-        assert self.ensemble.router is not None, "an evaluated ensemble has a router"
-        card = read_card(Artifact.open(self.run.child(self.ensemble.router.path)), "router.json", RouterCard)
+        assert self.version.router is not None, "an evaluated ensemble has a router"
+        card = read_router_card(open_reference(self.run, self.version.router, "router"))
         blind = card.architecture.trunk.condition == "none"
         return "the noisy image and the time" if blind else "the noisy image, the time and the prompt"
 
@@ -123,7 +128,7 @@ class Page:
         legend = "".join(
             f'<span class="key"><i style="background:{expert_colour(m.cluster)}"></i>expert {m.cluster} '
             f"<small>{escape(m.objective)}</small></span>"
-            for m in self.ensemble.experts
+            for m in self.experts
         )
         sheets = "".join(
             f'<figure><img class="pixels" src="{data_uri(p.sheet(tile=24))}" alt="samples: {escape(p.title)}">'
@@ -143,10 +148,10 @@ class Page:
         return sorted(self.painted, key=rank)
 
     def clusters(self) -> str:
-        partition = Artifact.open(self.run.child("partition"), "partition")
+        partition = open_reference(self.run, self.version.partition, "partition")
         sizes = json.loads(partition.read("sizes.json"))["clusters"]
         cards = []
-        for member in self.ensemble.experts:
+        for member in self.experts:
             sheet = Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))
             score = member.yardsticks
             measured = (
@@ -173,10 +178,10 @@ class Page:
 
     def router(self) -> str:
         curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-        assert self.ensemble.router is not None
-        own = self.ensemble.router.path
+        assert self.version.router is not None
+        own = self.version.router.path
         for folder in dict.fromkeys([own, *(p.arm["router"] for p in self.painted if p.arm["router"])]):
-            artifact = find(self.run.child(folder))
+            artifact = find(self.run.child(*folder.split("/")))
             if artifact is None:
                 continue
             table = json.loads(artifact.read("accuracy.json"))
@@ -187,12 +192,11 @@ class Page:
         return f"<figure>{chart}</figure>"
 
     def curves(self) -> str:
-        experts = {
-            f"expert {m.cluster} ({m.objective.split(' ')[0]})": self.run.child(*m.path.split("/"))
-            for m in self.ensemble.experts
-        }
-        places = experts | {"monolith": self.run.child(*MONOLITH)}
-        colours = {name: expert_colour(k) for k, name in enumerate(experts)} | {"monolith": "#1f2933"}
+        experts = {f"expert {m.cluster} ({m.objective.split(' ')[0]})": place_of(self.run, m) for m in self.experts}
+        monolith = self.version.monolith
+        places = experts | ({} if monolith is None else {"monolith": place_of(self.run, monolith)})
+        colours = {name: expert_colour(m.cluster) for name, m in zip(experts, self.experts, strict=True)}
+        colours |= {"monolith": "#1f2933"}
         charts = []
         for key, label in (
             ("yardstick", "velocity error on the validation set"),
@@ -251,9 +255,7 @@ class Page:
         )
 
     def exact(self) -> str:
-        cards = [
-            read_expert_card(Artifact.open(self.run.child(*member.path.split("/")))) for member in self.ensemble.experts
-        ]
+        cards = [read_expert_card(Artifact.open(place_of(self.run, member))) for member in self.experts]
         errors = fusion_errors([(card.schedule, card.kind) for card in cards])
         curves = {name: (TIMES.tolist(), values) for name, values in errors.items()}
         chart = lines(curves, x="t, from data (0) to noise (1)", y="relative error of the velocity", log=True)
@@ -267,7 +269,7 @@ class Page:
             "samples per arm": plan["count"],
             **{name: ", ".join(map(str, values)) for name, values in self._samplings().items()},
             "features": f"{self.evaluation['features']}, times {plan['feature_scale']:g}",
-            "ensemble": self.ensemble.digest(),
+            "ensemble": self.version.digest(),
             "data": self.evaluation["data"],
         }
         rows = "".join(f"<tr><td>{escape(k)}</td><td><code>{escape(str(v))}</code></td></tr>" for k, v in shown.items())

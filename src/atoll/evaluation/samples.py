@@ -53,7 +53,7 @@ def write_samples(
         return done
     torch.set_num_threads(settings.threads)
     seeds = image_seeds(settings.seed, len(settings.prompts))
-    who = Record(len(seeds), len(model.body.experts)) if isinstance(model.body, Ensemble) else None
+    who = Record(len(seeds), model.body.version.clusters) if isinstance(model.body, Ensemble) else None
     latents = model.latents(
         settings.prompts,
         seeds,
@@ -68,6 +68,7 @@ def write_samples(
         record: dict[str, Any] = {"model": model.digest, "device": model.device.type, **dumped, "seeds": seeds}
         if isinstance(model.body, Ensemble):
             record["router"] = model.body.router.digest
+            record["missing"] = sorted(model.missing)
         if who is not None:
             record["times"], record["experts_at_time"] = who.by_time()
             record["expert_of_image"] = who.by_image().argmax(1).tolist()

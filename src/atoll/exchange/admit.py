@@ -12,10 +12,11 @@ from torch import Tensor
 from ..artifacts import Artifact, Draft, Store, UserError, find
 from ..data.index import Index
 from ..data.shards import ShardSet
-from ..ensemble.file import EnsembleFile, Member, Yardsticks, change_ensemble, find_ensemble
-from ..ensemble.load import check_spaces
+from ..ensemble.changes import begun, change_ensemble
+from ..ensemble.checks import Checks, check_spaces, objective_of
+from ..ensemble.versions import Member, Version, Yardsticks, open_ensemble, open_reference, place_of
 from ..islands.expert import KIND, Expert, load_expert
-from ..islands.order import Order, read_order
+from ..islands.order import Order
 from ..partition.assignment import clusters_of
 from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, fixed_times, per_sample, velocity_error
 from ..training.seeds import generator
@@ -25,36 +26,38 @@ FILES = {"expert.json", "metrics.jsonl", "model.safetensors", "conversion.json"}
 
 @dataclass(frozen=True)
 class Admission:
-    """What `admit` did: the member as it stands in ensemble.json, and whether it was there before."""
+    """What `admit` did: the member as it stands in the model, whether it was there before, and who serves instead."""
 
     member: Member
     already: bool
+    incumbent: str | None = None
 
 
 def admit(run: Store, contribution: str | Path) -> Admission:
-    """Check and measure one expert folder; copy it into the run and name it in ensemble.json.
+    """Check and measure one expert folder; copy it into the run and name it in a new version of its model.
 
-    Nothing is written unless every check passes. An expert admitted for a cluster that has one already takes
-    its place; the old one stays on disk and in the ensemble's history.
+    Nothing is written unless every check passes. It is measured on the newest data, whichever of the run's orders it
+    was trained for. An expert admitted for a cluster that has one already serves in its place, unless it is of an older
+    order and worse; all stay on disk and in the model, and `atoll ensemble --use` chooses another.
     """
+    run.check_creates()
     artifact = Artifact.open(contribution, KIND)
     if unknown := sorted(set(artifact.names()) - FILES):
         raise UserError(f"{contribution}: lists files no expert has, such as {unknown[0]}; ask for a clean folder")
     for name in artifact.names():
         artifact.file(name)  # every digest and size, before anything else is believed
     expert = load_expert(contribution)
-    order = order_of(run, expert, contribution)
-    data, partition = Artifact.open(run.child("data"), "data"), Artifact.open(run.child("partition"), "partition")
-    if {partition.digest, expert.card.partition} != {order.partition} or data.digest != order.data:
+    version = open_ensemble(run)
+    order = order_of(run, version, expert, contribution)
+    if {expert.card.partition} != {order.partition} or order.partition not in version.partitions:
         raise UserError(f"{contribution}: was trained for another partition of the data; take an order of this run")
-    ensemble = find_ensemble(run) or new_ensemble(order)
-    if ensemble.partition != order.partition:
-        raise UserError(f"{run}: its ensemble is of another partition; start a new run for this one")
-    check_spaces(ensemble, expert, str(contribution))
-    for member in ensemble.experts:
-        if member.digest == expert.digest and find(run.child(*member.path.split("/"))) is not None:
+    check_spaces(version, expert.card, str(contribution))
+    for member in version.experts:
+        if member.digest == expert.digest and find(place_of(run, member)) is not None:
             return Admission(member, already=True)
 
+    data = open_reference(run, version.data, "data")
+    partition = open_reference(run, version.partition, "partition")
     yardsticks = measure(expert, order, data, partition)
     worst = order.acceptance.gaussians * yardsticks.gaussian
     if not yardsticks.inside <= worst:
@@ -67,33 +70,48 @@ def admit(run: Store, contribution: str | Path) -> Admission:
         path=f"contributions/{order.name}-{expert.digest[:12]}",
         digest=expert.digest,
         cluster=order.cluster,
-        objective=f"{expert.card.kind} on {expert.card.schedule.name}",
+        order=order.digest(),
+        objective=objective_of(expert.card),
         yardsticks=yardsticks,
         licence=expert.card.licence,
     )
-    copy_expert(artifact, run.child(*member.path.split("/")))
+    copy_expert(artifact, place_of(run, member))
 
-    def seat(now: EnsembleFile | None) -> EnsembleFile:
-        file = now or new_ensemble(order)
-        others = [m for m in file.experts if m.cluster != member.cluster]
-        return file.model_copy(update={"experts": tuple(sorted([*others, member], key=lambda m: m.cluster))})
+    def seat(now: Version | None) -> Version:
+        before = begun(run, now)
+        if before.data != version.data:
+            raise UserError(f"{run}: has grown onto {before.data.path} meanwhile; run the same command again")
+        return before.with_expert(member.model_copy(update={"serving": outranked_by(run, before, member) is None}))
 
-    change_ensemble(run, seat)
-    return Admission(member, already=False)
+    after = change_ensemble(run, seat, f"admitted {member.name} for cluster {member.cluster}")
+    member = next(m for m in after.experts if m.digest == member.digest)
+    incumbent = None if member.serving else outranked_by(run, after, member)
+    return Admission(member, already=False, incumbent=incumbent)
 
 
-def new_ensemble(order: Order) -> EnsembleFile:
-    return EnsembleFile(partition=order.partition, clusters=order.clusters, latent=order.latent, text=order.text)
+def outranked_by(run: Store, version: Version, newcomer: Member) -> str | None:
+    """The name of the expert that goes on serving the newcomer's cluster: of a newer order, and no worse; or None."""
+    generations = Checks(run).generations(version)
+    for member in version.serving:
+        if member.cluster != newcomer.cluster or member.digest == newcomer.digest:
+            continue
+        newer = generations.get(member.order, 0) > generations.get(newcomer.order, 0)
+        if newer and not better(newcomer.yardsticks, member.yardsticks):
+            return member.name
+    return None
 
 
-def order_of(run: Store, expert: Expert, contribution: str | Path) -> Order:
+def better(one: Yardsticks | None, other: Yardsticks | None) -> bool:
+    """Whether one has the smaller error in its cluster; whoever was not measured is not better."""
+    return one is not None and (other is None or one.inside < other.inside)
+
+
+def order_of(run: Store, version: Version, expert: Expert, contribution: str | Path) -> Order:
     """The order of this run that the expert was trained for."""
-    orders = Artifact.open(run.child("orders"), "orders")
-    for name in orders.names():
-        order, _ = read_order(orders.file(name))
-        if order.digest() == expert.card.order and order.cluster is not None:
-            return order
-    raise UserError(f"{contribution}: was trained for no order of {run}; admit it to the run that gave the order")
+    order = Checks(run).orders_of(version).get(expert.card.order or "")
+    if order is None or order.cluster is None:
+        raise UserError(f"{contribution}: was trained for no order of {run}; admit it to the run that gave the order")
+    return order
 
 
 def copy_expert(source: Artifact, place: Store) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifacts import Artifact, Store, UserError, find, link, verify_file
+from ..artifacts import MANIFEST, Artifact, Store, UserError, find, link, verify_file
 from .order import read_order
+from .start import place_of_start
 from .train import fetch
 
 Progress = Callable[[str, int, int], None]  # (island, images, total)
@@ -41,7 +42,7 @@ class Island:
 
 
 def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") -> Island:
-    """Put one order and its shards into `folder/inbox`, laid out as in the run, each file checked.
+    """Put one order, its shards and the expert it trains on into `folder/inbox`, laid out as in the run, all checked.
 
     Nobody writes to a shard, so those of the run serve, under a second name: nothing is copied on one file system.
     """
@@ -53,6 +54,11 @@ def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") 
             verify_file(target, ref.sha256)
         else:
             link(fetch(run, ref.path, ref.sha256), target)
+    if order.start is not None:
+        start = Artifact.open(place_of_start(order, run))
+        for name in start.names():
+            link(start.file(name), inbox / order.start.path / name)
+        Store.at(inbox).child(*order.start.path.split("/")).write(MANIFEST, start.manifest.to_bytes())
     Store.at(inbox).child("orders").write(f"{order_name}.json", order.to_bytes())
     return Island(order_name, folder, inbox / "orders" / f"{order_name}.json", order.training.images)
 

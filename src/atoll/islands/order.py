@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
-from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes
+from ..artifacts import Reference, Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiTConfig
 from ..process import Objective
@@ -53,6 +61,15 @@ class Order(BaseModel):
     training: Training
     acceptance: Acceptance = Acceptance()
     licence: str | None = Field(None, description="of the data, to travel with the expert")
+    start: Reference | None = Field(None, description="an expert of the run to train on; None: from random weights")
+
+    @model_serializer(mode="wrap")
+    def _without_a_start_as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Orders had no such field once, and their digests are on the cards of experts."""
+        content: dict[str, Any] = handler(self)
+        if self.start is None:
+            content.pop("start", None)
+        return content
 
     @model_validator(mode="after")
     def _fits_the_latents(self) -> Order:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, verify_file
+from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, tidy, verify_file
 from ..data.shards import ResidentSamples, ShardSet
 from ..models.accounting import account
 from ..models.dit import DiT
@@ -24,7 +24,7 @@ from .expert import KIND, Expert, write_expert
 from .learning import ExpertLearner
 from .order import Order, read_order
 from .sheets import FOLDER, Sheets
-from .start import card_for, read_start
+from .start import card_for, start_of
 from .validation import Validation
 
 LOG_SECONDS = 1.0, 30.0  # between lines of progress: at first, when whoever started it looks, and in the long run
@@ -43,19 +43,20 @@ def train(
 ) -> Artifact | None:
     """Train the expert an order asks for and leave it in `out`.
 
-    Shards lie at their path relative to the run the order belongs to, or below `data`. With `start` the weights of
-    that expert are trained on instead of random ones. Work in progress is in `out/state/`; the same call goes on from
-    there, bit for bit on a CPU, after any kind of death. How it is computed follows from `resources`, or is as before.
-    With `sheets`, what it would paint is shown in `out/sheets/` at every tenth of the budget. `watch` is called after
-    every step. Of several processes that train together all but the first return None.
+    Shards lie at their path relative to the run the order belongs to, or below `data`. With `start`, or where the
+    order names one, the weights of that expert are trained on instead of random ones. Work in progress is in
+    `out/state/`; the same call goes on from there, bit for bit on a CPU, after any kind of death. How it is computed
+    follows from `resources`, or is as before. With `sheets`, what it would paint is shown in `out/sheets/` at every
+    tenth of the budget. `watch` is called after every step. Of several processes that train together all but the first
+    return None.
     """
     resources.check()
     order, run = read_order(order_place)
-    grown_from = None if start is None else read_start(start, order)
+    root = run if data is None else Store.at(data)
+    grown_from = start_of(order, root, start)
     parents = {"order": order.digest()} | ({} if grown_from is None else {"start": grown_from.digest})
     if (done := finished(out, parents)) is not None:
         return done
-    root = run if data is None else Store.at(data)
     shards = {split: shards_of(order, root, split) for split in ("train", "validation")}
     if len(shards["train"]) == 0:
         raise UserError(f"{order_place}: the order's train shards hold no samples; partition again with fewer clusters")
@@ -71,6 +72,9 @@ def train(
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         if choice.said is not None:
             log(Progress(0, training.images, note=f"computing: {choice.said}"))
+        if grown_from is not None and saved_execution(state_folder) is None:
+            note = f"trains on from the weights of expert {grown_from.digest[:12]}; optimizer and average begin anew"
+            log(Progress(0, training.images, note=note))
         device = open_device(choice.execution)
         learner = expert_learner(order, shards, grown_from, str(device))
         if choice.execution.samples == "device":
@@ -123,6 +127,7 @@ def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
         return None
     if artifact.manifest.kind != KIND or artifact.manifest.parents != parents:
         raise UserError(f"{out}: already holds an artifact of another order or start; choose another --out")
+    tidy(out)
     return artifact
 
 

@@ -37,14 +37,7 @@ def plan(
     their path relative to the run, so the partition and the orders must lie side by side.
     """
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
-    if cut.manifest.parents.get("data") != origin.digest:
-        raise UserError(
-            f"{cut.store}: was not made from {origin.store}; pass --partition with the one that was, "
-            "or the data this one was made from"
-        )
-    place = Store.at(out)
-    if place.parent != cut.store.parent:
-        raise UserError(f"--out {place}: orders must lie beside the partition, in {cut.store.parent}")
+    check_places(origin, cut, Store.at(out))
     config = config or recipe_for(origin.config)
     too_small = islands_too_small(origin, config, islands)
     choices = choose(origin, cut, config, islands, too_small)
@@ -63,6 +56,17 @@ def plan(
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
         return draft.commit(config=settings, parents=digests, licence=origin.manifest.licence)
+
+
+def check_places(data: Artifact, partition: Artifact, out: Store) -> None:
+    """Refuse a partition of other data, and orders that could not name their shards."""
+    if partition.manifest.parents.get("data") != data.digest:
+        raise UserError(
+            f"{partition.store}: was not made from {data.store}; pass --partition with the one that was, "
+            "or the data this one was made from"
+        )
+    if out.parent != partition.store.parent:
+        raise UserError(f"--out {out}: orders must lie beside the partition, in {partition.store.parent}")
 
 
 @dataclass(frozen=True)

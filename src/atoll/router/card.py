@@ -71,9 +71,13 @@ def write_router(
     )
 
 
+def read_router_card(artifact: Artifact) -> RouterCard:
+    return read_card(artifact, "router.json", RouterCard)
+
+
 def load_router(place: str | Path | Store, device: torch.device | str = "cpu") -> TrainedRouter:
     """Read a router, checking digests, names, shapes, dtypes and that every weight is finite."""
     artifact = Artifact.open(place, KIND)
-    card = read_card(artifact, "router.json", RouterCard)
+    card = read_router_card(artifact)
     network = load_network(lambda: Router(card.architecture), card.architecture.trunk, artifact, device)
     return TrainedRouter(card, network, artifact.digest)

@@ -47,6 +47,20 @@ SHARE = 0.08  # of an expert's operations, that a call of the router may cost
 FEWEST_TOKENS = 16  # an image is still seen in four by four places
 
 
+REFRESHED = 4  # a router that is trained on sees one image in so many; docs/log.md has the figures behind it
+
+
+def refresh_plan(older: Artifact, *, seed: int) -> RouterPlan:
+    """How to go on from an older router's weights: as it was trained, for fewer images, and other ones."""
+    plan = RouterPlan.model_validate(older.config["plan"])
+    shorter = {name: max(1, getattr(plan.training, name) // REFRESHED) for name in ("images", "ema_images")}
+    shorter |= {
+        "warmup_images": plan.training.warmup_images // REFRESHED,
+        "seed": seed_from(seed, "router", older.digest),
+    }
+    return plan.model_copy(update={"training": plan.training.model_copy(update=shorter)})
+
+
 def router_network(expert: DiTConfig, share: float = SHARE) -> DiTConfig:
     """The trunk of a router beside experts like this one: of those that cost at most `share` of it, the one with the
     largest blocks, and of those the one with the smallest patches. Which cluster an image is of shows in few, large

@@ -1,14 +1,19 @@
-"""The router stage: learn p(cluster | x_t, t, condition) by classification, apart from every expert."""
+"""The router stage: learn p(cluster | x_t, t, condition) by classification, apart from every expert.
+
+When a partition has grown with late data, its clusters mean what they meant: a router for the older one is trained on,
+from its weights and for a part of the images.
+"""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..artifacts import Artifact, UserError, canonical_json, only_one, reuse
+from ..artifacts import Artifact, Store, UserError, canonical_json, only_one, reuse
 from ..data.shards import ResidentSamples
 from ..data.space import LatentSpace, text_space
 from ..models.accounting import account
@@ -19,7 +24,7 @@ from ..training.loop import Progress, Watch, averaged, fit
 from ..training.recipe import Training
 from ..training.resources import Resources
 from ..training.seeds import seed_from
-from .card import KIND, RouterCard, write_router
+from .card import KIND, RouterCard, load_router, write_router
 from .learning import ClusteredSamples, RouterLearner
 
 
@@ -32,21 +37,34 @@ class RouterPlan(BaseModel):
     accuracy_times: int = Field(20, gt=0, description="at how many times the finished router is tested")
 
 
+@dataclass(frozen=True)
+class RouterStart:
+    """A router whose weights are trained on; `place` may be None where the result is there already."""
+
+    digest: str
+    place: Store | None
+
+
 def train_router(
     data: Artifact,
     partition: Artifact,
     out: Path,
     plan: RouterPlan,
     *,
+    start: RouterStart | None = None,
     resources: Resources = Resources(),
     checkpoint_seconds: float | None = None,
     watch: Watch | None = None,
 ) -> Artifact:
-    """Train a router for this partition and leave it in `out`; the same call resumes, or finds it done."""
+    """Train a router for this partition and leave it in `out`; the same call resumes, or finds it done.
+
+    With `start` it begins with that router's weights; the optimizer and the average begin anew.
+    """
     resources.check()
     if partition.manifest.parents["data"] != data.digest:
         raise UserError(f"{partition.store}: was not made from {data.store}; partition this data, or pass its own run")
     parents = {"data": data.digest, "partition": partition.digest}
+    parents |= {} if start is None else {"start": start.digest}
     card = RouterCard(
         architecture=plan.network,
         latent=LatentSpace.model_validate(data.config["latent"]),
@@ -69,7 +87,10 @@ def train_router(
         device = open_device(choice.execution)
         clustered.shards.text_device = str(device)
         torch.manual_seed(seed_from(plan.training.seed, "weights"))
-        learner = RouterLearner(Router(plan.network), plan.training, clustered, clustered.shards)
+        network = Router(plan.network)
+        if start is not None:
+            take_weights(network, start)
+        learner = RouterLearner(network, plan.training, clustered, clustered.shards)
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(clustered.shards, device)
         fitted = fit(
@@ -93,3 +114,13 @@ def train_router(
         )
         shutil.rmtree(out / "state", ignore_errors=True)
     return artifact
+
+
+def take_weights(network: Router, start: RouterStart) -> None:
+    """Let a network begin where another router of the same architecture ended."""
+    if start.place is None:
+        raise UserError(f"the router {start.digest[:12]} to train on is not there; put it back, or add --from-scratch")
+    old = load_router(start.place)
+    if old.digest != start.digest or old.card.architecture != network.config:
+        raise UserError(f"{start.place}: is not the router to train on, or of another size; add --from-scratch")
+    network.load_state_dict(old.network.state_dict())

@@ -8,14 +8,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...artifacts import UserError
-from .digits import Digits
+from .digits import Digits, is_digits
 from .files import Selection
 from .folder import Folder
 from .sample import Reject, Sample, Source, Unit
 from .tables import Tables
 from .webdataset import WebDataset
 
-__all__ = ["Reject", "Sample", "Source", "SourceConfig", "Unit", "open_source"]
+__all__ = ["Reject", "Sample", "Source", "SourceConfig", "Unit", "is_digits", "open_source"]
 
 Format = Literal["digits", "folder", "webdataset", "parquet", "arrow"]
 
@@ -37,7 +37,7 @@ def open_source(place: str, config: SourceConfig = SourceConfig()) -> Source:
     if config.image_column is not None and kind not in ("parquet", "arrow"):
         raise UserError(f"--image-column {config.image_column}: {place} is no table but {kind}; leave it out")
     if kind == "digits":
-        return Digits()
+        return Digits.at(place if is_digits(place) else "digits")
     if kind == "folder":
         return Folder(place, config.labels)
     if kind == "webdataset":
@@ -47,7 +47,7 @@ def open_source(place: str, config: SourceConfig = SourceConfig()) -> Source:
 
 def format_of(place: str) -> Format:
     """What kind of source lies at a place. Tars come first: img2dataset writes a parquet file beside each."""
-    if place == "digits":
+    if is_digits(place):
         return "digits"
     endings: dict[str, Format] = {".tar": "webdataset", ".parquet": "parquet", ".arrow": "arrow"}
     path = place.rstrip("/")

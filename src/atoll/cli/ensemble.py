@@ -1,0 +1,159 @@
+"""atoll ensemble: what the model consists of, how it came about, and how to change it by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ..artifacts import Store, UserError, find
+from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
+from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, no_ensemble, place_of, told_newest
+from .bars import console
+from .tables import plain
+
+SHOWN = 20  # versions of the history, unless all are asked for
+
+
+def ensemble(
+    run: Annotated[str, typer.Argument(help="The run")],
+    number: Annotated[int | None, typer.Argument(help="A version of its model; default: the newest")] = None,
+    use: Annotated[
+        str | None, typer.Option(help="An admitted expert, such as 03-1f2e3d, that serves from now on")
+    ] = None,
+    remove: Annotated[int | None, typer.Option(help="A cluster whose expert serves no more; it stays admitted")] = None,
+    route: Annotated[str | None, typer.Option(help="The route taken when none is asked for, such as top-1")] = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Go back: before the last change, or to a version")
+    ] = False,
+    all_versions: Annotated[bool, typer.Option("--all", help="Show the whole history")] = False,
+) -> None:
+    """Show the model of a run and its history, or change it: each change is a new version, and none is lost.
+
+    Every expert that was ever admitted stays; one per cluster serves.
+
+    Examples:
+
+      atoll ensemble runs/flowers
+
+      atoll ensemble runs/flowers 4
+
+      atoll ensemble runs/flowers --use 03-1f2e3d4c5b6a
+
+      atoll ensemble runs/flowers --remove 3
+
+      atoll ensemble runs/flowers --route top-1
+
+      atoll ensemble runs/flowers --rollback
+
+      atoll ensemble runs/flowers --rollback 4
+    """
+    changes = {"--use": use, "--remove": remove, "--route": route, "--rollback": rollback or None}
+    asked = [name for name, value in changes.items() if value is not None]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)}: one change at a time, please; each is a version of its own")
+    if number is not None and asked and not rollback:
+        raise UserError(f"{asked[0]}: changes the newest version; leave out {number}")
+    place = clean_run(run) if asked else Store.at(run)
+    if asked:
+        before = History.of(place).newest
+        after = change(place, number, use=use, remove=remove, route=route)
+        if before == after:
+            console.print(f"nothing to do: version {after.version} is like that already")
+            return
+    show(place, number if not asked else None, SHOWN if not all_versions else None)
+
+
+def change(run: Store, number: int | None, *, use: str | None, remove: int | None, route: str | None) -> Version:
+    if use is not None:
+        return use_expert(run, use)
+    if remove is not None:
+        return remove_expert(run, remove)
+    if route is not None:
+        return set_route(run, route)
+    return roll_back(run, number)
+
+
+def show(run: Store, number: int | None, most: int | None) -> None:
+    """One version, the newest by default, and below it the history."""
+    history = History.of(run)
+    told_newest(history)
+    newest = history.newest
+    if newest is None:
+        raise UserError(no_ensemble(run))
+    version = newest if number is None else history.versions.get(number)
+    if version is None:
+        there = ", ".join(map(str, sorted(history.versions)[-SHOWN:]))
+        why = f" ({history.unused[number]})" if number in history.unused else ""
+        raise UserError(f"{number}: {run} has no such version{why}; there are {there}")
+    console.print(experts_table(run, version))
+    for name, value in facts(run, version):
+        console.print(Text.assemble((f"{name:<10}", "bold"), value), soft_wrap=True)
+    console.print()
+    console.print(history_table(run, history, version, most))
+    for unused, why in sorted(history.unused.items()):
+        console.print(f"[yellow]not used:[/yellow] {FOLDER}/{file_name(unused)} {why}", soft_wrap=True)
+
+
+def experts_table(run: Store, version: Version) -> Table:
+    title = f"{run}, version {version.version}"
+    table = Table(title=Text(title), title_justify="left", header_style="bold")
+    for column in ("cluster", "expert", "objective"):
+        table.add_column(column)
+    for column in ("error", "Gaussian's"):
+        table.add_column(column, justify="right")
+    table.add_column("licence", overflow="fold")
+    table.add_column("serves")
+    for cluster in range(version.clusters):
+        members = [member for member in version.experts if member.cluster == cluster]
+        idle = "no" if any(member.serving for member in members) else "[yellow]none does[/yellow]"
+        for member in sorted(members, key=lambda m: not m.serving):
+            score = member.yardsticks
+            numbers = ["", ""] if score is None else [f"{score.inside:.4f}", f"{score.gaussian:.4f}"]
+            there = find(place_of(run, member)) is not None
+            state = ("[green]yes[/green]" if there else "[red]is missing[/red]") if member.serving else idle
+            row = [str(cluster), plain(member.name), plain(member.objective), *numbers, plain(member.licence or "")]
+            table.add_row(*row, state, style=None if member.serving else "dim")
+        if not members:
+            table.add_row(str(cluster), "[yellow]none yet[/yellow]")
+    return table
+
+
+def facts(run: Store, version: Version) -> Sequence[tuple[str, str]]:
+    """What else the model consists of."""
+    router = "none yet" if version.router is None else f"{version.router.path}  {version.router.digest[:12]}"
+    orders = [f"{reference.path}  {reference.digest[:12]}" for reference in version.orders]
+    grown = "" if not version.earlier else f", grown from {', '.join(plain(old.path) for old in version.earlier)}"
+    return [
+        ("data", f"{plain(version.data.path)}  {version.data.digest[:12]}"),
+        ("partition", f"{plain(version.partition.path)}  {version.partition.digest[:12]}{grown}"),
+        ("orders", plain(", ".join(orders) or "none")),
+        ("router", plain(router)),
+        ("route", f"{version.route} on {version.reference.name}"),
+        ("model", version.model_digest()[:12]),
+    ]
+
+
+def history_table(run: Store, history: History, shown: Version, most: int | None) -> Table:
+    """The chain of versions, newest first."""
+    chain = history.chain()
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("version", justify="right")
+    for column in ("when (UTC)", "what was done", "serving", "digest"):
+        table.add_column(column, overflow="fold")
+    for version in chain[:most]:
+        when = run.child(FOLDER).modified(version.name)
+        row = [
+            str(version.version),
+            "" if when is None else f"{when:%Y-%m-%d %H:%M}",
+            plain(version.change),
+            f"{len(version.serving)} of {version.clusters}",
+            version.digest()[:12],
+        ]
+        table.add_row(*row, style="bold" if version.version == shown.version else None)
+    if most is not None and len(chain) > most:
+        table.add_row("", "", f"and {len(chain) - most} older ones: --all", "", "", style="dim")
+    return table

@@ -1,0 +1,175 @@
+"""Where a run stands: every stage of its newest version, what is missing, and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..artifacts import Artifact, Reference, Store, UserError, find
+from ..islands.order import Order
+from .checks import Checks
+from .versions import COPY, Version, find_ensemble, no_ensemble, place_of
+
+RESULTS = ("evaluation.json", "report.html", "samples.png")
+FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
+    "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
+    "orders": lambda c: f"{len(c['chosen'])} orders: {', '.join(c['chosen']) or 'none was needed'}",
+    "router": lambda c: f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One line of a status. `digest` is empty where it is missing; `next` is a command, where there is one to give."""
+
+    name: str
+    digest: str
+    what: str
+    next: str = ""
+
+
+def stages(run: Store) -> list[Stage]:
+    """Every stage of a run, in the order in which they are made. A place that holds none is refused."""
+    version = find_ensemble(run)
+    found = list(artifacts_in(run))
+    if version is None and not found and not run.exists(COPY):
+        raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
+    lines = list(first_stages(run, found) if version is None else model_stages(run, version, found))
+    return [*lines, *unfinished(run)]
+
+
+def artifacts_in(run: Store) -> Iterator[Artifact]:
+    for name in run.children():
+        artifact = None if name.startswith(".") else find(run.child(name))
+        if artifact is not None and artifact.manifest.kind in FACTS:
+            yield artifact
+
+
+def first_stages(run: Store, found: list[Artifact]) -> Iterator[Stage]:
+    """Of a run that has no model yet."""
+    by_kind = {kind: [a for a in found if a.manifest.kind == kind] for kind in FACTS}
+    data = by_kind["data"][0].store.name if by_kind["data"] else "data"
+    makers = {
+        "data": f"atoll prepare SOURCE --out {run}/data",
+        "partition": f"atoll partition {run}/{data} -k 8",
+        "orders": f"atoll plan {run}/{data}",
+    }
+    for kind, command in makers.items():
+        yield from (there(artifact) for artifact in by_kind[kind])
+        if not by_kind[kind]:
+            yield Stage(kind, "", "not made yet", command)
+    old = f"{no_ensemble(run).partition(': ')[2]}" if run.exists(COPY) else "begins with the first orders"
+    yield Stage("model", "", old, f"atoll plan {run}/{data}")
+
+
+def model_stages(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
+    yield named(run, version.data, "data")
+    grown = "".join(f", grown from {older.path}" for older in version.earlier[-1:])
+    yield named(run, version.partition, "partition", grown)
+    for reference in version.orders:
+        yield named(run, reference, "orders")
+    yield from late(run, version, found)
+    yield from experts(run, version)
+    yield router(run, version)
+    yield Stage("model", version.digest(), f"version {version.version}: {version.change}")
+    yield from results(run, version)
+
+
+def named(run: Store, reference: Reference, kind: str, more: str = "") -> Stage:
+    """Something that the version names, if it is there."""
+    artifact = find(place_of(run, reference))
+    if artifact is None:
+        return Stage(reference.path, "", f"missing, the model names {reference.digest[:12]}: put it back")
+    if artifact.digest != reference.digest:
+        return Stage(reference.path, "", f"is another one than the model's {reference.digest[:12]}: put that back")
+    return there(artifact, more)
+
+
+def there(artifact: Artifact, more: str = "") -> Stage:
+    return Stage(artifact.store.name, artifact.digest, f"{FACTS[artifact.manifest.kind](artifact.config)}{more}")
+
+
+def late(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
+    """Data that came late and a partition of it, which the model has not taken in yet."""
+    data, partition, orders = version.data, version.partition, version.orders[-1].path
+    for newer in (a for a in found if a.manifest.kind == "data" and a.manifest.parents.get("data") == data.digest):
+        cuts = [a for a in found if a.manifest.kind == "partition" and a.manifest.parents["data"] == newer.digest]
+        grown = [cut for cut in cuts if cut.manifest.parents.get("partition") == partition.digest]
+        yield there(newer, ", not taken in yet")
+        if not grown:
+            command = f"atoll partition {newer.store} --onto {run}/{partition.path}"
+            yield Stage("partition", "", f"of {newer.store.name}: not made yet", command)
+        for cut in grown:
+            yield there(cut, ", not taken in yet")
+            yield Stage(
+                "orders",
+                "",
+                f"for {cut.store.name}: not planned yet",
+                f"atoll plan {newer.store} --onto {run}/{orders}",
+            )
+
+
+def experts(run: Store, version: Version) -> Iterator[Stage]:
+    """One line per cluster: who serves it, or what is to be trained; and an order that waits for somebody."""
+    checks = Checks(run)
+    accepted, generations = checks.orders_of(version), checks.generations(version)
+    newest: dict[int | None, Order] = {order.cluster: order for order in accepted.values()}
+    serving = {member.cluster: member for member in version.serving}
+    for cluster in range(version.clusters):
+        member, order = serving.get(cluster), newest.get(cluster)
+        place = "" if order is None else f"{version.orders[generations[order.digest()]].path}/{order.name}.json"
+        train = f"atoll train {run}/{place} --out EXPERT && atoll admit EXPERT --out {run}"
+        if member is None:
+            others = [m for m in version.experts if m.cluster == cluster]
+            what = f"none serves, {len(others)} admitted" if others else f"waits for an expert of {place}"
+            use = f"atoll ensemble {run} --use {others[0].name}" if others else train
+            yield Stage(f"expert {cluster}", "", what, use)
+        elif (artifact := find(place_of(run, member))) is None or artifact.digest != member.digest:
+            yield Stage(f"expert {cluster}", "", f"{member.path} is missing: put it back", train)
+        else:
+            score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
+            admitted = {m.order for m in version.experts}
+            waits = order is not None and order.digest() != member.order and order.digest() not in admitted
+            more = f"; {place} waits for an expert" if waits else ""
+            yield Stage(f"expert {cluster}", member.digest, f"{member.objective}{score}{more}", train if waits else "")
+
+
+def router(run: Store, version: Version) -> Stage:
+    if version.router is None:
+        return Stage("router", "", "not trained yet", f"atoll router {run}")
+    stage = named(run, version.router, "router")
+    artifact = find(place_of(run, version.router))
+    if artifact is None or artifact.manifest.parents["partition"] == version.partition.digest:
+        return stage if stage.digest else Stage(stage.name, "", stage.what, f"atoll router {run}")
+    older = f"{stage.what}; of an older partition, to be refreshed"
+    return Stage(stage.name, stage.digest, older, f"atoll router {run}")
+
+
+def results(run: Store, version: Version) -> Iterator[Stage]:
+    """What `atoll evaluate` leaves, and whether it is of this model."""
+    command = f"atoll evaluate {run}"
+    try:
+        arms = json.loads(run.read(RESULTS[0]))["arms"]
+        old = all(arm.get("digest") != version.model_digest() for arm in arms)
+    except FileNotFoundError:
+        old = False
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield Stage(RESULTS[0], "", "cannot be read", command)
+        return
+    for name in RESULTS:
+        if not run.exists(name):
+            yield Stage(name, "", "not made yet", command)
+        else:
+            yield Stage(name, "file", "of an older version" if old else "", command if old else "")
+
+
+def unfinished(run: Store) -> Iterator[Stage]:
+    """Work that was begun and not finished: the same command goes on with it."""
+    for name in run.children():
+        if name.startswith(".") and name.endswith(".partial"):
+            yield Stage(
+                name[1:].removesuffix(".partial"), "", "begun: the command that makes it goes on when run again"
+            )

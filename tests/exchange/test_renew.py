@@ -1,0 +1,243 @@
+"""A run that goes on: late data, orders given out again, and experts of old orders that come late."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from atoll.artifacts import Artifact, Store, UserError
+from atoll.cli import main
+from atoll.ensemble.checks import Checks
+from atoll.ensemble.versions import History, Version, open_ensemble
+from atoll.exchange.admit import admit, measure, outranked_by
+from atoll.islands.expert import load_expert
+from atoll.islands.launch import hand_out
+from atoll.islands.order import Order, read_order
+from atoll.islands.train import train
+from atoll.training.resources import Resources
+from runs import resealed
+
+CPU = Resources(device="cpu")
+MOVED = "grew onto partition-2, planned orders-2"
+
+
+@pytest.fixture
+def run(late: Path, tmp_path: Path) -> Path:
+    """A copy of the run that has grown, to go on with."""
+    return Path(shutil.copytree(late / "runs" / "digits", tmp_path / "run"))
+
+
+@pytest.fixture
+def early(run: Path) -> Path:
+    """The same, gone back to where late data had been partitioned and not taken in."""
+    numbers = [v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED]
+    main(["ensemble", str(run), str(numbers[0] - 1), "--rollback"])
+    assert open_ensemble(Store.at(run)).partition.path == "partition"
+    return run
+
+
+def newest(run: Path) -> Version:
+    return open_ensemble(Store.at(run))
+
+
+def test_experts_are_measured_anew_on_the_newest_holdout(late: Path) -> None:
+    run = Store.at(late / "runs" / "digits")
+    history = History.of(run)
+    (moved,) = [version for version in history.versions.values() if version.change == MOVED]
+    before = history.versions[moved.version - 1]
+    assert [m.digest for m in moved.experts] == [m.digest for m in before.experts]
+    data, partition = (Artifact.open(run.child(name)) for name in ("data-2", "partition-2"))
+    orders = Checks(run).orders_of(moved)
+    for old, new in zip(before.experts, moved.experts, strict=True):
+        assert old.yardsticks != new.yardsticks
+        assert new.yardsticks == measure(load_expert(run.child(new.path)), orders[new.order], data, partition)
+
+
+def test_only_clusters_that_grew_enough_get_orders_and_none_may(
+    early: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", str(early / "data-2"), "--onto", str(early / "orders")]
+    main([*words, "--grown-by", "5", "--out", str(early / "orders-none")])
+    told = capsys.readouterr().out
+    assert "0 orders" in told
+    version = newest(early)
+    assert version.partition.path == "partition-2"
+    assert len(version.serving) == 4, "the experts serve on the new data"
+    # the model has moved; those that grew less can still have theirs, from the newest orders on
+    main(["plan", str(early / "data-2"), "--onto", str(early / "orders-none"), "--out", str(early / "orders-all")])
+    assert Artifact.open(early / "orders-all").names() == ["00.json", "01.json", "02.json", "03.json"]
+    with pytest.raises(SystemExit):
+        main([*words, "--out", str(early / "orders-more")])
+    assert "these are not the newest orders of the model; use --onto" in capsys.readouterr().err
+
+
+def test_new_orders_are_the_old_ones_with_the_new_shards(late: Path) -> None:
+    run = late / "runs" / "digits"
+    old, _ = read_order(run / "orders" / "00.json")
+    new, _ = read_order(run / "orders-2" / "00.json")
+    assert (new.architecture, new.objective, new.acceptance) == (old.architecture, old.objective, old.acceptance)
+    assert new.training.model_copy(update={"seed": 0, "images": 0}) == old.training.model_copy(
+        update={"seed": 0, "images": 0}
+    )
+    assert new.training.seed != old.training.seed
+    assert {ref.sha256 for ref in old.shards} < {ref.sha256 for ref in new.shards}
+    assert all(ref.path.startswith("partition-2/clusters/00/") for ref in new.shards)
+    assert new.start is not None
+    assert load_expert(run / new.start.path).card.order == old.digest()
+    assert Artifact.open(run / "orders-2").manifest.parents["orders"] == Artifact.open(run / "orders").digest
+
+
+def test_an_order_without_a_start_is_what_it_always_was(late: Path) -> None:
+    """Its digest stands on the cards of experts that are older than the field."""
+    content = (late / "runs" / "digits" / "orders" / "00.json").read_bytes()
+    assert b"start" not in content
+    assert Order.model_validate_json(content).to_bytes() == content
+
+
+def another(expert: Path, place: Path, factor: float) -> Path:
+    """An expert of the same order with other weights."""
+    weights = {name: factor * value for name, value in load_file(expert / "model.safetensors").items()}
+    return resealed(expert, place, weights)
+
+
+def test_an_old_order_in_somebodys_hands_is_still_good(run: Path, late: Path, tmp_path: Path) -> None:
+    store = Store.at(run)
+    was = {m.cluster: m for m in newest(run).serving}
+    # cluster 2 has no newer order: the newcomer serves, and is measured on the newest holdout
+    result = admit(store, another(late / "experts" / "02", tmp_path / "a", 0.99))
+    assert result.member.serving
+    assert result.member.yardsticks is not None
+    assert was[2].yardsticks is not None
+    assert result.member.yardsticks.gaussian == was[2].yardsticks.gaussian
+    # cluster 0 is served by an expert of a newer order: a worse one stays on the bench
+    result = admit(store, another(late / "experts" / "00", tmp_path / "b", 0.9))
+    assert not result.member.serving
+    assert result.incumbent == was[0].name
+    assert {m.cluster: m.digest for m in newest(run).serving}[0] == was[0].digest
+    # and a better one does not
+    assert result.member.yardsticks is not None
+    better = result.member.model_copy(
+        update={"digest": "0" * 64, "yardsticks": result.member.yardsticks.model_copy(update={"inside": 0.0})}
+    )
+    assert outranked_by(store, newest(run), better) is None
+
+
+def test_an_order_is_given_out_again_to_train_its_expert_on(run: Path, tmp_path: Path) -> None:
+    before = newest(run)
+    serving = next(m for m in before.serving if m.cluster == 2)
+    for _ in range(2):  # the same words mean the same order, until its expert is there
+        main(["plan", str(run), "--reissue", "2", "--images", "0.32k"])
+    assert newest(run).version == before.version + 1
+    place = newest(run).orders[-1].path
+    assert place == "orders-4"
+    order, _ = read_order(run / place / "02.json")
+    assert order.training.images == 320
+    assert order.start is not None
+    assert order.start.digest == serving.digest
+    said: list[str] = []
+    made = train(run / place / "02.json", tmp_path / "e", resources=CPU, watch=lambda now: said.append(now.note or ""))
+    assert f"trains on from the weights of expert {serving.digest[:12]}; optimizer and average begin anew" in said
+    assert made is not None
+    assert made.manifest.parents["start"] == serving.digest
+    result = admit(Store.at(run), tmp_path / "e")
+    assert result.member.serving
+    assert serving.digest in {m.digest for m in newest(run).experts}, "both stay admitted"
+    main(["plan", str(run), "--reissue", "2", "--images", "320"])
+    assert newest(run).orders[-1].path == "orders-5", "now the words mean to train the new one on"
+
+
+def test_an_island_finds_what_it_is_to_train_on(late: Path, tmp_path: Path) -> None:
+    run = late / "runs" / "digits"
+    order, _ = read_order(run / "orders-2" / "00.json")
+    assert order.start is not None
+    trained = Artifact.open(late / "experts" / "00-2").digest
+    island = hand_out(Store.at(run), "00", tmp_path / "island", orders="orders-2")
+    assert train(island.order, tmp_path / "a", resources=CPU).digest == trained  # type: ignore[union-attr]
+    # an order alone, with its shards in one folder: the expert lies beside them, or is given
+    loose = Path(shutil.copytree(run / "partition-2" / "clusters" / "00", tmp_path / "loose"))
+    shutil.copy(run / "orders-2" / "00.json", tmp_path / "00.json")
+    with pytest.raises(UserError, match="get that folder of the run, too, or say with --start"):
+        train(tmp_path / "00.json", tmp_path / "b", data=loose, resources=CPU)
+    with pytest.raises(UserError, match=f"is not expert {order.start.digest[:12]}"):
+        train(tmp_path / "00.json", tmp_path / "b", data=loose, start=late / "experts" / "01", resources=CPU)
+    start = late / "experts" / "00"
+    assert train(tmp_path / "00.json", tmp_path / "b", data=loose, start=start, resources=CPU).digest == trained  # type: ignore[union-attr]
+    shutil.copytree(run / order.start.path, loose / order.start.name)
+    assert train(tmp_path / "00.json", tmp_path / "c", data=loose, resources=CPU).digest == trained  # type: ignore[union-attr]
+
+
+MISTAKES = {
+    "no such cluster": ("{run} --reissue 9", "--reissue 9: no such cluster; the model has 0 to 3"),
+    "a mix": ("{run} --reissue 1 --mix 4flow", "--mix: has no meaning with --reissue"),
+    "a share": ("{run}/data-2 --grown-by 0.5", "--grown-by: has no meaning with the first orders"),
+    "no number": ("{run} --reissue 1 --images many", "--images many: give a whole number"),
+    "another network": (
+        "{run} --reissue 1 --set architecture.depth=3",
+        "--set architecture: cannot be changed in order 01, since its expert is trained on: add --from-scratch",
+    ),
+    "another cluster": ("{run} --reissue 1 --set cluster=2", "--set cluster: cannot be changed in order 01"),
+    "no such setting": ("{run} --reissue 1 --set training.speed=3", "speed: extra inputs are not permitted"),
+    "no run": ("{run}/data-2/shards --reissue 1", "holds no model yet"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    mistake: str, late: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = late / "runs" / "digits"
+    before = {p for p in run.rglob("*") if "samples" not in p.parts}
+    arguments, words = MISTAKES[mistake]
+    with pytest.raises(SystemExit) as exit_:
+        main(["plan", *arguments.format(run=run).split()])
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+    assert {p for p in run.rglob("*") if "samples" not in p.parts} == before
+
+
+def test_from_scratch_an_order_may_become_another(run: Path) -> None:
+    main(["plan", str(run), "--reissue", "1", "--from-scratch", "--set", "architecture.depth=3"])
+    order, _ = read_order(run / newest(run).orders[-1].path / "01.json")
+    assert order.start is None
+    assert order.architecture.depth == 3
+
+
+def test_a_lost_expert_cannot_be_trained_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (member,) = [m for m in newest(run).serving if m.cluster == 1]
+    shutil.rmtree(run / member.path)
+    with pytest.raises(SystemExit):
+        main(["plan", str(run), "--reissue", "1"])
+    assert f"{member.path}: is missing, so it cannot be trained on" in capsys.readouterr().err
+    main(["plan", str(run), "--reissue", "1", "--from-scratch"])
+
+
+def test_a_damaged_expert_stops_no_change(run: Path, late: Path, tmp_path: Path) -> None:
+    """It cannot be loaded, so it must be possible to admit another in its place."""
+    (member,) = [m for m in newest(run).serving if m.cluster == 2]
+    (run / member.path / "manifest.json").write_text("{")
+    main(["ensemble", str(run), "--route", "top-1"])
+    result = admit(Store.at(run), another(late / "experts" / "02", tmp_path / "a", 0.99))
+    assert result.member.serving
+
+
+def test_the_router_goes_on_from_the_older_one(late: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = (Artifact.open(late / "runs" / "digits" / name) for name in ("router", "router-2"))
+    assert new.manifest.parents["start"] == old.digest
+    assert new.manifest.parents["partition"] != old.manifest.parents["partition"]
+    main(
+        [
+            "ensemble",
+            str(run),
+            str(next(v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED)),
+            "--rollback",
+        ]
+    )
+    main(["router", str(run), "--from-scratch", "--out", str(run / "router-3"), "--set", "training.images=64"])
+    told = capsys.readouterr().out
+    assert "trains on from" not in told
+    assert "start" not in Artifact.open(run / "router-3").manifest.parents

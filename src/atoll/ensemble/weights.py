@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..artifacts import UserError, verify_file
-from ..artifacts.known_digests import file_state, known_digest, remember_digest
+from ..artifacts.known_digests import Seen, known_digest, remember_digest
 from ..models.dit import DiT, DiTConfig
 from ..models.int8 import SCALE, quantised, to_int8
 from ..models.shapes import as_shapes
@@ -103,7 +103,7 @@ class WeightsFile:
     def read_into(self, layout: Layout, memory: Tensor) -> None:
         """Fill memory, uint8 [layout.nbytes] on any device, and refuse a file that is not what it must be."""
         assert layout.architecture == self.architecture
-        seen, known = file_state(self.path), known_digest(self.path)
+        seen, known = Seen.of(self.path), known_digest(self.path)
         digest = hashlib.sha256() if known is None else None
         filled = Filling(layout, memory, max(end - begin for begin, end in self.spans.values()))
         try:

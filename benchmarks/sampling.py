@@ -52,6 +52,7 @@ from atoll.islands.expert import ExpertCard, bridged, write_expert
 from atoll.models import fused
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
+from atoll.models.int8 import CODES, SCALE
 from atoll.models.presets import preset
 from atoll.models.router import Router, RouterConfig
 from atoll.process import Condition, CosineVP, Kind, LinearFlow
@@ -137,8 +138,9 @@ class RandomFile:
         target = memory if memory.device == self.device else torch.empty_like(memory, device=self.device)
         filling = Filling(layout, target, 0)
         for name, place in layout.places.items():
-            if name.endswith("scale"):
+            if name.endswith(f".{SCALE}"):
                 continue  # goes with its weight
+            name = name.replace(f".{CODES}", ".weight")
             numbers = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
             value = torch.randn(place.shape, generator=numbers, device=self.device)
             filling.put(name, value * (0.5 if place.shape and len(place.shape) == 1 else place.shape[-1] ** -0.5))

@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from atoll.artifacts import UserError
-from atoll.ensemble.placing import Placement, choose, load_alone, small_question
+from atoll.ensemble.placing import Placement, choose, load_alone
 from atoll.ensemble.residency import UnreadableExperts
 from atoll.ensemble.weights import Layout, layout_of
 from atoll.model import placement_of
-from atoll.models import fused
-from atoll.models.dit import DiT, DiTConfig
 from atoll.models.presets import preset
-from atoll.training.trust import answering_disagreements
 from tiny_experts import write_experts
 
 XL = preset("xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)
@@ -80,50 +77,3 @@ def test_an_expert_alone_has_a_place_too(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(UnreadableExperts, match="corrupt"):
         load_alone(place)
-
-
-CONDITIONS: list[dict[str, object]] = [
-    {"condition": "none"},
-    {"condition": "labels", "classes": 3},
-    {"condition": "words", "vocabulary": 9, "text_length": 4},
-    {"condition": "pooled", "text_width": 12},
-    {"condition": "tokens", "text_width": 12, "text_length": 5},
-]
-
-
-@pytest.mark.parametrize("how", CONDITIONS, ids=lambda how: how["condition"])
-def test_kernels_are_asked_before_experts_use_them(how: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain functions stand in for the kernels: right ones are trusted, wrong ones found, and none is left on."""
-    config = DiTConfig(latent=(4, 8, 8), patch=2, width=32, depth=1, heads=2, **how)  # type: ignore[arg-type]
-    network = DiT(config, torch.Generator().manual_seed(0)).bfloat16().eval()
-    x, time, condition = small_question(config, CPU)
-    monkeypatch.setattr(fused, "available", lambda h: fused.Switch.on)
-    monkeypatch.setattr(fused, "attends", lambda *_: False)
-    monkeypatch.setattr(fused, "ends_in_gelu", lambda x: fused.Switch.on)
-    monkeypatch.setattr(
-        fused,
-        "norm_modulate",
-        lambda h, shift, scale, eps: torch.nn.functional.layer_norm(h, h.shape[-1:], eps=eps) * (1 + scale) + shift,
-    )
-    monkeypatch.setattr(fused, "gated_add", lambda h, gate, branch: h + gate * branch)
-    monkeypatch.setattr(
-        fused,
-        "add_norm_modulate",
-        lambda h, branch, gate, shift, scale, eps: (
-            (total := h + (branch if gate is None else gate * branch)),
-            fused.norm_modulate(total, shift, scale, eps),
-        ),
-    )
-
-    def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate="tanh")
-
-    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
-
-    def wrong() -> dict[str, float]:
-        return answering_disagreements(network, lambda: network(x, time, condition))
-
-    assert wrong() == {}
-    monkeypatch.setattr(fused, "linear_gelu", lambda x, weight, bias: 1.3 * linear_gelu(x, weight, bias))
-    assert "what a block adds" in wrong()
-    assert not fused.Switch.on

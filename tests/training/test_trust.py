@@ -9,37 +9,79 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.ensemble.placing import small_question
 from atoll.islands.learning import ExpertLearner
 from atoll.models import fused
+from atoll.models.dit import DiT, DiTConfig
+from atoll.models.fused import block
+from atoll.models.int8 import Int8Linear, quantised, to_int8
 from atoll.training.execution import Execution
-from atoll.training.trust import disagreements, trusted_kernels
+from atoll.training.trust import answering_disagreements, disagreements, trusted_kernels
 from tiny_orders import tiny_learner, tiny_order
 
 
-def add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-    return h + gate * branch
+def add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None = None) -> Tensor:
+    return h + gate * holding(branch, bias)
+
+
+def holding(branch: Tensor, bias: Tensor | None) -> Tensor:
+    """A branch holds its bias already, which gets its gradient where the branch is added."""
+    return branch if bias is None else branch + (bias - bias.detach()).to(branch.dtype)
 
 
 def norm(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     return torch.nn.functional.layer_norm(h, h.shape[-1:], eps=eps) * (1 + scale) + shift
 
 
-def add_norm(
-    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    h = h + branch if gate is None else add(h, gate, branch)
+def keep_and_norm(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return h, norm(h, shift, scale, eps)
 
 
+def add_norm(
+    h: Tensor,
+    branch: Tensor,
+    gate: Tensor | None,
+    shift: Tensor,
+    scale: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    h = h + holding(branch, bias) if gate is None else add(h, gate, branch, bias)
+    return h, norm(h, shift, scale, eps)
+
+
+def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = torch.nn.functional.gelu(x, approximate="tanh")
+        (dx,) = torch.autograd.grad(y, x, dy)
+    return dx, y.detach(), dx.float().sum(0)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate="tanh")
+
+
 @pytest.fixture
-def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpertLearner]:
-    """A learner whose blocks take the fused path on this CPU, with right functions in place of the kernels."""
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks take the fused path on this CPU, with right functions in place of the kernels."""
     monkeypatch.setattr(fused, "available", lambda h: fused.Switch.on)
-    monkeypatch.setattr(fused, "attends", lambda *_: False)
-    for name, function in (("gated_add", add), ("norm_modulate", norm), ("add_norm_modulate", add_norm)):
-        monkeypatch.setattr(fused, name, function)
-    yield tiny_learner(tiny_order(tmp_path))
+    monkeypatch.setattr(fused, "norm_modulate", norm)
+    monkeypatch.setattr(block, "attends", lambda *_: False)
+    for function in (keep_and_norm, gelu_backward):
+        monkeypatch.setattr(block, function.__name__, function)
+    monkeypatch.setattr(block, "gated_add", add)
+    monkeypatch.setattr(block, "add_norm_modulate", add_norm)
+    for place in (fused, block):
+        monkeypatch.setattr(place, "ends_in_gelu", lambda x: fused.Switch.on and not torch.is_grad_enabled())
+    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
+    yield
     fused.Switch.on = False
+
+
+@pytest.fixture
+def learner(tmp_path: Path, stand_ins: None) -> ExpertLearner:
+    return tiny_learner(tiny_order(tmp_path))
 
 
 def wrong(learner: ExpertLearner, precision: str = "float32") -> dict[str, float]:
@@ -65,14 +107,15 @@ class HalfAGradient(torch.autograd.Function):
         return 0.5 * gradient
 
 
-@pytest.mark.parametrize("fault", ["forward", "backward", "nan"])
+@pytest.mark.parametrize("fault", ["forward", "backward", "bias", "nan"])
 def test_wrong_kernels_are_found(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     faults = {
-        "forward": lambda h, gate, branch: h + 1.1 * gate * branch,
-        "backward": lambda h, gate, branch: h + gate * HalfAGradient.apply(branch),
-        "nan": lambda h, gate, branch: h + gate * branch / 0.0 * 0.0,
+        "forward": lambda h, gate, branch, bias: add(h, 1.1 * gate, branch, bias),
+        "backward": lambda h, gate, branch, bias: add(h, gate, HalfAGradient.apply(branch), bias),
+        "bias": lambda h, gate, branch, bias: add(h, gate, branch, None),
+        "nan": lambda h, gate, branch, bias: add(h, gate, branch / 0.0 * 0.0, bias),
     }
-    monkeypatch.setattr(fused, "gated_add", faults[fault])
+    monkeypatch.setattr(block, "gated_add", faults[fault])
     found = wrong(learner)
     assert found
     assert any("gradient" in name for name in found)
@@ -106,7 +149,7 @@ def test_a_kernel_that_cannot_run_is_a_wrong_one(learner: ExpertLearner, monkeyp
     def cannot(*_: object) -> Tensor:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(fused, "gated_add", cannot)
+    monkeypatch.setattr(block, "gated_add", cannot)
     assert wrong(learner) == {"all of it (RuntimeError)": 1.0}
     assert not fused.Switch.on
 
@@ -115,3 +158,52 @@ def test_a_cpu_has_nothing_to_distrust(learner: ExpertLearner) -> None:
     with trusted_kernels(learner, learner.order.training, Execution()) as doubt:
         assert doubt is None
         assert not fused.Switch.on
+
+
+CONDITIONS: list[dict[str, object]] = [
+    {"condition": "none"},
+    {"condition": "labels", "classes": 3},
+    {"condition": "words", "vocabulary": 9, "text_length": 4},
+    {"condition": "pooled", "text_width": 12},
+    {"condition": "tokens", "text_width": 12, "text_length": 5},
+]
+
+
+@pytest.mark.parametrize("how", CONDITIONS, ids=lambda how: how["condition"])
+def test_whoever_only_answers_asks_too(
+    how: dict[str, object], stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards alone, in bfloat16: right kernels are trusted, wrong ones found, and none is left on."""
+    config = DiTConfig(latent=(4, 8, 8), patch=2, width=32, depth=1, heads=2, **how)  # type: ignore[arg-type]
+    network = DiT(config, torch.Generator().manual_seed(0)).bfloat16().eval()
+    x, time, condition = small_question(config, torch.device("cpu"))
+
+    def wrong() -> dict[str, float]:
+        return answering_disagreements(network, lambda: network(x, time, condition))
+
+    assert wrong() == {}
+    monkeypatch.setattr(fused, "linear_gelu", lambda x, weight, bias: 1.3 * linear_gelu(x, weight, bias))
+    assert "what a block adds" in wrong()
+    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
+    monkeypatch.setattr(block, "gated_add", lambda h, gate, branch, bias=None: h + 1.2 * gate * branch)
+    assert "what a block adds" in wrong()
+    assert not fused.Switch.on
+
+
+def test_kernels_see_weights_of_eight_bits_as_weights(stand_ins: None) -> None:
+    """A fused block takes a linear map's weight, not its codes."""
+    config = DiTConfig(
+        latent=(4, 8, 8), patch=2, width=32, depth=1, heads=2, condition="tokens", text_width=12, text_length=5
+    )
+    network = DiT(config, torch.Generator().manual_seed(0))
+    exact = {name: module for name, module in network.blocks.named_modules() if isinstance(module, torch.nn.Linear)}
+    to_int8(network)
+    for name, module in network.blocks.named_modules():
+        if isinstance(module, Int8Linear):
+            module.codes, module.scale = quantised(exact[name].weight.detach())
+            module.bias = exact[name].bias
+    x, time, condition = small_question(config, torch.device("cpu"))
+    with torch.no_grad():
+        plain = network(x, time, condition)
+        fused.Switch.on = True
+        torch.testing.assert_close(network(x, time, condition), plain)

@@ -134,6 +134,9 @@ class RandomFile:
     seed: int
     device: torch.device
 
+    def check(self) -> None:
+        """There is nothing that could be wrong with it."""
+
     def read_into(self, layout: Layout, memory: Tensor) -> None:
         target = memory if memory.device == self.device else torch.empty_like(memory, device=self.device)
         filling = Filling(layout, target, 0)
@@ -355,9 +358,9 @@ class Bench:
             "8 streams": {"streams": 8},
             "8 streams, few shapes": {"streams": 8, "shapes": FEW},
         }
-        if way != "top1":
+        if way != "top1" or self.smoke:
             ways = {name: ways[name] for name in ("1 stream", "8 streams")}
-        steps = [0, 25] if self.smoke else list(range(0, STEPS, 7))
+        steps = [25] if self.smoke else list(range(0, STEPS, 7))
         found: dict[str, Any] = {
             trace: {"alone": {}, "with_router": {}, "rows": self.traces.sizes(trace, steps, self.batch)}
             for trace in ("balanced", "skewed")
@@ -428,7 +431,7 @@ class Bench:
 
     def slots(self) -> dict[str, Any]:
         """256 images, 50 Euler steps, top-1. Every run is made twice, and timed when its graphs are there."""
-        images, steps = (16, 4) if self.smoke else (256, STEPS)
+        images, steps = (16, 2) if self.smoke else (256, STEPS)
         found: dict[str, Any] = {"copy_gb_per_s": self.copy_rate()}
         for trace in ("unprompted", "balanced"):
             table = self.traces.weights(trace, 1).to(self.device)
@@ -496,7 +499,7 @@ class Bench:
                 row["answer"] = expert(*self.question(4)).value
             found["int8" if int8 else "bfloat16"] = row
         wide, narrow = found["bfloat16"].pop("answer"), found["int8"].pop("answer")
-        found["error"] = round(((narrow - wide).norm() / wide.norm()).item(), 5)
+        found["answers_differ_by"] = round(((narrow - wide).norm() / wide.norm()).item(), 5)
         return found
 
     def load(self) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""What it costs in quality to ask the router at every n-th step only, or to fix an image's expert at the first one.
+
+    python benchmarks/route_every.py RUN --out benchmarks/results/route-every.json [--seeds 0 1000] [-n 1000]
+
+RUN is a finished demo (`atoll demo`). Every arm paints the same prompts from the same noise, and is measured as
+`atoll evaluate` measures: Frechet distance and share recognised. Beside them stands how many images differ visibly from
+those of the same route (`fixed`: of top-1) with the router asked at every step: in some pixel, by a tenth of the range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.artifacts import Artifact, Store
+from atoll.evaluation.evaluate import Arm, EvaluationPlan, evaluate
+from atoll.evaluation.samples import read_samples
+from atoll.sampling import Sampling
+
+VISIBLE = 25  # of 255 grey values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1000])
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 2, 5, 10, 50])
+    parser.add_argument("--guidance", type=float, nargs="+", default=[2.0, 1.0])
+    parser.add_argument("-n", type=int, default=1000, help="samples per arm")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--work", type=Path, help="keep the samples below this folder")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        arms = arms_of(arguments.every, arguments.guidance, arguments.steps)
+        runs = [measured(arguments.run, work / f"seed-{seed}", arms, seed, arguments.n) for seed in arguments.seeds]
+    record = {
+        "command": " ".join(["python benchmarks/route_every.py", *sys.argv[1:]]),
+        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        "sampling": {"steps": arguments.steps, "solver": Sampling().solver, "count": arguments.n},
+        "floors": runs[0]["floors"],
+        "summary": [summed_up(arm, [run["arms"][arm.name] for run in runs]) for arm in arms],
+        "runs": {seed: run["arms"] for seed, run in zip(arguments.seeds, runs, strict=True)},
+    }
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    for row in record["summary"]:
+        print(json.dumps(row))
+
+
+def arms_of(every: list[int], guidances: list[float], steps: int) -> list[Arm]:
+    """Two routes at every interval, the first of which is what the others are compared with, and `fixed`."""
+    ways = [(route, n) for route in ("top-1", "top-2") for n in every] + [("fixed", 1)]
+    return [
+        Arm(
+            name=f"{route}-every-{n}-g{guidance:g}",
+            sampling=Sampling(steps=steps, guidance=guidance, route=route, route_every=n, precision="float32"),
+        )
+        for guidance in guidances
+        for route, n in ways
+    ]
+
+
+def measured(run: Path, work: Path, arms: list[Arm], seed: int, count: int) -> dict[str, Any]:
+    plan = EvaluationPlan(arms=tuple(arms), count=count, seed=seed, feature_scale=16.0)
+
+    def show(name: str, done: int, total: int) -> None:
+        if done == total:
+            print(f"seed {seed}: {name}", file=sys.stderr, flush=True)
+
+    result = evaluate(Store.at(run), plan, Store.at(work), device="cpu", progress=show)
+    images = {row["name"]: read_samples(Artifact.open(work / "samples" / row["folder"]))[0] for row in result["arms"]}
+    found = {}
+    for row, arm in zip(result["arms"], arms, strict=True):
+        route = "top-1" if arm.sampling.route == "fixed" else arm.sampling.route
+        often = f"{route}-every-1-g{arm.sampling.guidance:g}"
+        found[arm.name] = {
+            "frechet": row["frechet"],
+            "recognised": row["recognised"],
+            "visibly_different": different(images[arm.name], images[often]),
+        }
+    return {"floors": result["floors"], "arms": found}
+
+
+def different(images: Tensor, others: Tensor) -> float:
+    """Share of images [N, C, H, W] of which some pixel differs visibly."""
+    return ((images.int() - others.int()).abs().flatten(1).amax(1) > VISIBLE).float().mean().item()
+
+
+def summed_up(arm: Arm, rows: list[dict[str, float]]) -> dict[str, Any]:
+    """One arm over all seeds: means, and every Frechet distance: a difference means something beyond their spread."""
+    sampling = arm.sampling
+    asked = sampling.steps if sampling.route == "fixed" else sampling.route_every
+    return {
+        "route": sampling.route,
+        "route_every": sampling.route_every,
+        "guidance": sampling.guidance,
+        "router_calls_per_step": 1 / asked,
+        "frechet": round(mean(row["frechet"] for row in rows), 2),
+        "frechet_by_seed": [round(row["frechet"], 2) for row in rows],
+        "recognised": round(mean(row["recognised"] for row in rows), 4),
+        "visibly_different": round(mean(row["visibly_different"] for row in rows), 4),
+    }
+
+
+if __name__ == "__main__":
+    main()

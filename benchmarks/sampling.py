@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--work", type=Path, default=Path("/tmp/atoll-sampling"), help="where experts are written")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, on the CPU")
+    parser.add_argument("--architecture", help="instead of xl/2, or with --smoke of a tiny one: b/2, for one")
     parser.add_argument("--compiled", action="store_true", help="one: also with compiled blocks, which takes a while")
     parser.add_argument("--record", type=Path, metavar="RUN", help=f"write {TRACES.name} from this run's router")
     arguments = parser.parse_args()
@@ -85,7 +86,7 @@ def main() -> None:
     if arguments.out is None:
         parser.error("--out: say where the record goes")
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"parts": {}}
-    bench = Bench(arguments.smoke, arguments.work, arguments.compiled)
+    bench = Bench(arguments.smoke, arguments.work, arguments.compiled, arguments.architecture)
     record["machine"] = bench.machine()
     for part in arguments.parts:
         began = time.perf_counter()
@@ -152,7 +153,7 @@ class RandomFile:
 
 
 class Bench:
-    def __init__(self, smoke: bool, work: Path, compiled: bool = False) -> None:
+    def __init__(self, smoke: bool, work: Path, compiled: bool = False, name: str | None = None) -> None:
         self.smoke, self.work, self.compiled = smoke, work, compiled
         self.device = torch.device("cpu") if smoke else torch.device("cuda", torch.cuda.current_device())
         self.batch = 8 if smoke else 64
@@ -160,8 +161,8 @@ class Bench:
             DiTConfig(
                 latent=(4, 8, 8), patch=2, width=32, depth=2, heads=2, condition="tokens", text_width=16, text_length=7
             )
-            if smoke
-            else preset("xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)
+            if smoke and name is None
+            else preset(name or "xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)
         )
         self.graphs = True  # on a CPU: computed on padded rows as a graph would
         self.traces = Traces.read() if TRACES.exists() else Traces.made_up()
@@ -504,7 +505,8 @@ class Bench:
 
     def load(self) -> dict[str, Any]:
         """Eight files of float32 weights, as every expert has; just written, so in the system's cache."""
-        count = 2 if self.smoke else EXPERTS
+        count = 2 if self.architecture.width < 100 else EXPERTS
+        precision: Precision = "float32" if self.smoke else "bfloat16"
         network = DiT(self.architecture).to(self.device)
         paths, sizes, digests = [], 0, []
         for number in range(count):
@@ -536,7 +538,7 @@ class Bench:
                 Stored(
                     self.card("flow"),
                     open_weights(path, digest, self.architecture),
-                    layout_of(self.architecture, "bfloat16"),
+                    layout_of(self.architecture, precision),
                 )
                 for path, digest in zip(paths, digests, strict=True)
             ]
@@ -547,7 +549,7 @@ class Bench:
             self.release()
 
         os.environ["ATOLL_CACHE"] = str(self.work / "cache")
-        time.sleep(0 if self.smoke else 2.5)  # files of the last two seconds are not remembered
+        time.sleep(0 if count < EXPERTS else 2.5)  # files of the last two seconds are not remembered
         found["read_one_by_one_s"] = clocked(lambda: [read(path, buffer) for path in paths])
         found["read_together_s"] = clocked(read_together)
         found["loaded_first_s"] = clocked(load)  # digests computed

@@ -27,6 +27,7 @@ def test_leaves_everything_a_person_looks_at(tiny_demo: Path) -> None:
     evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
     assert [arm["route"] for arm in evaluation["arms"]] == ["top-1", "top-2"]
     for arm in evaluation["arms"]:
+        assert Sampling(**arm["sampling"]) == Sampling(steps=4, route=arm["route"], precision="float32")
         assert 0 <= arm["recognised"] <= 1
         assert arm["frechet"] > 0
     assert evaluation["floors"]["recogniser_accuracy"] > 0.95
@@ -105,7 +106,11 @@ def test_the_verbs_one_by_one_make_the_demos_model(tiny_demo: Path, tmp_path: Pa
     assert "report.html" in process.stdout
     found, expected = (json.loads((r / "evaluation.json").read_bytes()) for r in (tmp_path / "results", tiny_demo))
     assert [arm["samples"] for arm in found["arms"]] == [arm["samples"] for arm in expected["arms"]]
-    atoll("evaluate", run, "-n", "40", "--steps", "3", "--out", tmp_path / "results")  # other settings, other samples
+    options = ["--steps", "3", "--grid", "shifted-2", "--guidance-interval", "0.1", "0.9", "--route-every", "2"]
+    atoll("evaluate", run, "-n", "40", *options, "--out", tmp_path / "results")  # other settings, other samples
+    other = json.loads((tmp_path / "results" / "evaluation.json").read_bytes())["arms"][0]
+    assert other["sampling"]["guidance_interval"] == [0.1, 0.9]
+    assert other["samples"] != found["arms"][0]["samples"]
 
 
 def test_a_contributor_needs_the_order_and_the_clusters_folder(tiny_demo: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def taking_turns(places: list[Path], route: str, slots: int) -> Mixture:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_one_at_a_time_an_image_is_the_same_bit_for_bit(places: list[Path], solver: str, slots: int) -> None:
     """With one image per pass nothing differs but the order in which images and experts come."""
-    sampling = Sampling(steps=7, solver=solver, guidance=2.0, guidance_interval=(0.2, 0.9))
+    sampling = Sampling(steps=4, solver=solver, guidance=2.0, guidance_interval=(0.2, 0.9))
     for weights in ("own", "conditional"):
         alone = Mixture(plain(places), Router(), parse_route("top-1"), weights)
         expected = in_step(alone, sampling, 1)
@@ -56,12 +56,11 @@ def test_one_at_a_time_an_image_is_the_same_bit_for_bit(places: list[Path], solv
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_any_route_with_room_for_any_number(places: list[Path], route: str) -> None:
-    sampling = Sampling(steps=6, solver="dpmpp_2m", guidance=1.5)
+    sampling = Sampling(steps=4, solver="dpmpp_2m", guidance=1.5)
     expected = in_step(Mixture(plain(places), Router(), parse_route(route)), sampling, IMAGES)
-    for slots in (1, 2, 3, 4):
-        for batch in (2, 64):
-            found = out_of_step(taking_turns(places, route, slots), sampling, batch)
-            assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    for slots, batch in ((1, 64), (2, 4), (4, 2)):
+        found = out_of_step(taking_turns(places, route, slots), sampling, batch)
+        assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_experts_are_fetched_seldom(places: list[Path]) -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.ensemble.placing import small_question
 from atoll.islands.learning import ExpertLearner
 from atoll.models import fused
+from atoll.models.dit import DiT, DiTConfig
 from atoll.models.fused import block
+from atoll.models.int8 import Int8Linear, quantised, to_int8
 from atoll.training.execution import Execution
-from atoll.training.trust import disagreements, trusted_kernels
+from atoll.training.trust import answering_disagreements, disagreements, trusted_kernels
 from tiny_orders import tiny_learner, tiny_order
 
 
@@ -55,9 +58,13 @@ def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return dx, y.detach(), dx.float().sum(0)
 
 
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate="tanh")
+
+
 @pytest.fixture
-def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpertLearner]:
-    """A learner whose blocks take the fused path on this CPU, with right functions in place of the kernels."""
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks take the fused path on this CPU, with right functions in place of the kernels."""
     monkeypatch.setattr(fused, "available", lambda h: fused.Switch.on)
     monkeypatch.setattr(fused, "norm_modulate", norm)
     monkeypatch.setattr(block, "attends", lambda *_: False)
@@ -65,8 +72,16 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpertL
         monkeypatch.setattr(block, function.__name__, function)
     monkeypatch.setattr(block, "gated_add", add)
     monkeypatch.setattr(block, "add_norm_modulate", add_norm)
-    yield tiny_learner(tiny_order(tmp_path))
+    for place in (fused, block):
+        monkeypatch.setattr(place, "ends_in_gelu", lambda x: fused.Switch.on and not torch.is_grad_enabled())
+    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
+    yield
     fused.Switch.on = False
+
+
+@pytest.fixture
+def learner(tmp_path: Path, stand_ins: None) -> ExpertLearner:
+    return tiny_learner(tiny_order(tmp_path))
 
 
 def wrong(learner: ExpertLearner, precision: str = "float32") -> dict[str, float]:
@@ -143,3 +158,52 @@ def test_a_cpu_has_nothing_to_distrust(learner: ExpertLearner) -> None:
     with trusted_kernels(learner, learner.order.training, Execution()) as doubt:
         assert doubt is None
         assert not fused.Switch.on
+
+
+CONDITIONS: list[dict[str, object]] = [
+    {"condition": "none"},
+    {"condition": "labels", "classes": 3},
+    {"condition": "words", "vocabulary": 9, "text_length": 4},
+    {"condition": "pooled", "text_width": 12},
+    {"condition": "tokens", "text_width": 12, "text_length": 5},
+]
+
+
+@pytest.mark.parametrize("how", CONDITIONS, ids=lambda how: how["condition"])
+def test_whoever_only_answers_asks_too(
+    how: dict[str, object], stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards alone, in bfloat16: right kernels are trusted, wrong ones found, and none is left on."""
+    config = DiTConfig(latent=(4, 8, 8), patch=2, width=32, depth=1, heads=2, **how)  # type: ignore[arg-type]
+    network = DiT(config, torch.Generator().manual_seed(0)).bfloat16().eval()
+    x, time, condition = small_question(config, torch.device("cpu"))
+
+    def wrong() -> dict[str, float]:
+        return answering_disagreements(network, lambda: network(x, time, condition))
+
+    assert wrong() == {}
+    monkeypatch.setattr(fused, "linear_gelu", lambda x, weight, bias: 1.3 * linear_gelu(x, weight, bias))
+    assert "what a block adds" in wrong()
+    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
+    monkeypatch.setattr(block, "gated_add", lambda h, gate, branch, bias=None: h + 1.2 * gate * branch)
+    assert "what a block adds" in wrong()
+    assert not fused.Switch.on
+
+
+def test_kernels_see_weights_of_eight_bits_as_weights(stand_ins: None) -> None:
+    """A fused block takes a linear map's weight, not its codes."""
+    config = DiTConfig(
+        latent=(4, 8, 8), patch=2, width=32, depth=1, heads=2, condition="tokens", text_width=12, text_length=5
+    )
+    network = DiT(config, torch.Generator().manual_seed(0))
+    exact = {name: module for name, module in network.blocks.named_modules() if isinstance(module, torch.nn.Linear)}
+    to_int8(network)
+    for name, module in network.blocks.named_modules():
+        if isinstance(module, Int8Linear):
+            module.codes, module.scale = quantised(exact[name].weight.detach())
+            module.bias = exact[name].bias
+    x, time, condition = small_question(config, torch.device("cpu"))
+    with torch.no_grad():
+        plain = network(x, time, condition)
+        fused.Switch.on = True
+        torch.testing.assert_close(network(x, time, condition), plain)

@@ -6,6 +6,7 @@ Within a process every file is remembered; large ones also in the cache folder, 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from .digest import canonical_json, sha256_bytes, sha256_file
@@ -19,12 +20,25 @@ State = tuple[int, int, int, int]  # device, inode, size, modification time
 _known: dict[Path, tuple[State, str]] = {}
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A file as it was before it was read, and when that was."""
+
+    state: State
+    at_ns: int
+
+    @staticmethod
+    def of(path: Path) -> Seen:
+        now = time.time_ns()
+        return Seen(file_state(path), now)
+
+
 def file_digest(path: Path) -> str:
     """sha256 of a file, which is read once, and again if its inode, size or modification time changes."""
     known = known_digest(path)
     if known is not None:
         return known
-    seen = file_state(path)
+    seen = Seen.of(path)
     digest = sha256_file(path)
     remember_digest(path, digest, seen)
     return digest
@@ -48,23 +62,24 @@ def known_digest(path: Path) -> str | None:
     return digest
 
 
-def remember_digest(path: Path, digest: str, seen: State) -> None:
-    """Remember the digest of a file that was in state `seen` before it was read.
+def remember_digest(path: Path, digest: str, seen: Seen) -> None:
+    """Remember the digest of a file that was `seen` before it was read, and is the same now.
 
     Like git with its index, this remembers no file that was modified within the two seconds before: one changed right
     after it was read could bear the same time.
     """
-    if time.time_ns() - seen[3] <= SETTLED_NS or file_state(path) != seen:
+    if seen.at_ns - seen.state[3] <= SETTLED_NS or file_state(path) != seen.state:
         return
     place = path.absolute()
-    _known[place] = (seen, digest)
-    if seen[2] >= LARGE:
-        note = _note(place, seen)
-        try:
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(note, digest.encode())
-        except OSError:
-            return  # a cache folder that cannot be written: the file is read again next time
+    _known[place] = (seen.state, digest)
+    note = _note(place, seen.state)
+    if seen.state[2] < LARGE or note.exists():
+        return
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(note, digest.encode())
+    except OSError:
+        return  # a cache folder that cannot be written: the file is read again next time
 
 
 def file_state(path: Path) -> State:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..process import Condition, Kind, Prediction, Schedule
 from .groups import Group
-from .replay import Replayed
+from .replay import Replayed, plain_types
 from .residency import Residency, Slot
 
 
@@ -85,7 +85,8 @@ class ExpertEngine:
         out = group.x.new_empty(group.count, *group.x.shape[1:], dtype=wide)  # made on the stream that will read it
         if slot.stream is not None:
             slot.stream.wait_stream(torch.cuda.current_stream(slot.device))
-        with torch.no_grad(), torch.cuda.stream(slot.stream) if slot.stream is not None else nullcontext():
+        on_its_stream = torch.cuda.stream(slot.stream) if slot.stream is not None else nullcontext()
+        with torch.no_grad(), plain_types(slot.device), on_its_stream:
             if isinstance(function, Replayed):
                 return function(group.x, group.t, group.condition, group.rows, out)
             x, t, condition = group.gathered()

@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..artifacts import UserError, verify_file
-from ..artifacts.known_digests import file_state, known_digest, remember_digest
+from ..artifacts.known_digests import Seen, known_digest, remember_digest
 from ..models.dit import DiT, DiTConfig
-from ..models.int8 import SCALE, quantised, to_int8
+from ..models.int8 import CODES, SCALE, quantised, to_int8
 from ..models.shapes import as_shapes
 from ..training.result import Header, build_as_shapes, check_header
 
@@ -55,6 +55,10 @@ class Layout:
     int8: bool  # the blocks' matrices; the rest is of the precision
     places: Mapping[str, Place]
     nbytes: int
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of a tensor by its name in the file."""
+        return self.places[name if name in self.places else name.removesuffix("weight") + CODES].shape
 
     def network(self, memory: Tensor) -> DiT:
         """The network whose weights are this memory, whatever is in it now or later."""
@@ -103,7 +107,7 @@ class WeightsFile:
     def read_into(self, layout: Layout, memory: Tensor) -> None:
         """Fill memory, uint8 [layout.nbytes] on any device, and refuse a file that is not what it must be."""
         assert layout.architecture == self.architecture
-        seen, known = file_state(self.path), known_digest(self.path)
+        seen, known = Seen.of(self.path), known_digest(self.path)
         digest = hashlib.sha256() if known is None else None
         filled = Filling(layout, memory, max(end - begin for begin, end in self.spans.values()))
         try:
@@ -177,9 +181,8 @@ class Filling:
     @contextmanager
     def room(self, name: str, nbytes: int) -> Iterator[memoryview]:
         """Where to read a tensor's bytes to; what is there when the `with` block ends is taken."""
-        place = self._layout.places[name]
         if not self._buffers:
-            target = place.of(self._memory)
+            target = self._layout.places[name].of(self._memory)
             yield bytes_of(target.view(-1).view(torch.uint8))
             self._extremes[name] = torch.stack(target.aminmax())
             return
@@ -189,20 +192,20 @@ class Filling:
         buffer = self._buffers[turn][:nbytes]
         yield bytes_of(buffer)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            value = buffer.view(torch.float32).view(place.shape).to(self._memory.device, non_blocking=True)
-            self.put(name, value)
+            value = buffer.view(torch.float32).view(self._layout.shape_of(name))
+            self.put(name, value.to(self._memory.device, non_blocking=True))
             if self._stream is not None:
                 self._free[turn] = self._stream.record_event()
 
     def put(self, name: str, value: Tensor) -> None:
-        place = self._layout.places[name]
+        """Take a tensor of the file, by its name there."""
         self._extremes[name] = torch.stack(value.aminmax())
-        if place.dtype == torch.int8:
-            q, scale = quantised(value)
-            place.of(self._memory).copy_(q)
-            self._layout.places[name.removesuffix("weight") + SCALE].of(self._memory).copy_(scale)
-        else:
-            place.of(self._memory).copy_(value)
+        kept = {name: value}
+        if name not in self._layout.places:
+            module = name.removesuffix("weight")
+            kept = dict(zip((module + CODES, module + SCALE), quantised(value), strict=True))
+        for name, part in kept.items():
+            self._layout.places[name].of(self._memory).copy_(part)
 
     def not_finite(self) -> str | None:
         """The name of a tensor with a value that is not finite, or that its new type cannot hold."""

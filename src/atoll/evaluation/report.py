@@ -267,7 +267,7 @@ class Page:
             "command": shlex.join(["atoll", *sys.argv[1:]]),
             "seed": plan["seed"],
             "samples per arm": plan["count"],
-            **{name: ", ".join(map(str, values)) for name, values in self._samplings().items()},
+            **self._samplings(),
             "features": f"{self.evaluation['features']}, times {plan['feature_scale']:g}",
             "ensemble": self.version.digest(),
             "data": self.evaluation["data"],
@@ -275,10 +275,11 @@ class Page:
         rows = "".join(f"<tr><td>{escape(k)}</td><td><code>{escape(str(v))}</code></td></tr>" for k, v in shown.items())
         return f"<table>{rows}</table>"
 
-    def _samplings(self) -> dict[str, list[Any]]:
+    def _samplings(self) -> dict[str, str]:
         """Every field of how the arms were sampled, with the different values it had."""
         samplings = [arm["sampling"] for arm in self.evaluation["arms"]]
-        return {name: list(dict.fromkeys(str(one[name]) for one in samplings)) for name in samplings[0]}
+        values = {name: dict.fromkeys(str(one[name]) for one in samplings) for name in samplings[0]}
+        return {name.replace("_", " "): ", ".join(some).replace("None", "none") for name, some in values.items()}
 
 
 def _percent(share: float | None) -> str:

@@ -426,7 +426,11 @@ class Projection(nn.Module):
         self.leave = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.leave(self.activation(self.enter(x)))
+        if fused.ends_in_gelu(x) and isinstance(self.activation, nn.GELU):
+            hidden = fused.linear_gelu(x, self.enter.weight, self.enter.bias)
+        else:
+            hidden = self.activation(self.enter(x))
+        y: Tensor = self.leave(hidden)
         return y
 
 

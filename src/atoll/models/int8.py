@@ -11,23 +11,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LARGEST = 127.0
-SCALE = "scale"  # of a weight "a.b.weight": "a.b.scale"
+CODES, SCALE = "codes", "scale"  # in place of a weight "a.b.weight": "a.b.codes" and "a.b.scale"
 
 
 class Int8Linear(nn.Module):
-    """A linear map whose weight is kept as q int8 [N, K] and s bfloat16 [N]."""
+    """A linear map whose weight is kept as q int8 [N, K] and s bfloat16 [N], and made of them when it is used."""
 
-    weight: Tensor
+    codes: Tensor
     scale: Tensor
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.empty(outputs, inputs, dtype=torch.int8))
+        self.register_buffer(CODES, torch.empty(outputs, inputs, dtype=torch.int8))
         self.register_buffer(SCALE, torch.empty(outputs, dtype=torch.bfloat16))
         self.bias = nn.Parameter(torch.empty(outputs))
 
+    @property
+    def weight(self) -> Tensor:
+        """[N, K], of the bias's type."""
+        return widened(self.codes, self.scale, self.bias.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, widened(self.weight, self.scale, x.dtype), self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

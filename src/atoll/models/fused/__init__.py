@@ -6,6 +6,7 @@ All arithmetic here is float32, whatever the tensors are. No kernel has atomics:
 
 from .attention import ATTENTION_TILES, AttentionTile, attends, cross_attention, fits, self_attention
 from .block import fused_block
+from .epilogue import ends_in_gelu, linear_gelu
 from .launch import Switch, available
 from .tokens import TILES, Tile, add_norm_modulate, gated_add, gelu_backward, keep_and_norm, norm_modulate
 
@@ -19,11 +20,13 @@ __all__ = [
     "attends",
     "available",
     "cross_attention",
+    "ends_in_gelu",
     "fits",
     "fused_block",
     "gated_add",
     "gelu_backward",
     "keep_and_norm",
+    "linear_gelu",
     "norm_modulate",
     "self_attention",
 ]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attends, cross_attention, self_attention
-from .launch import HALF_TYPES, Switch
+from .epilogue import ends_in_gelu
 from .tokens import add_norm_modulate, gated_add, gelu_backward, keep_and_norm
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ def to_text(cross: CrossAttention, h: Tensor, text: Tensor, mask: Tensor | None)
     tokens, width = h.shape[1:]
     if cross.norm is not None or not attends(h, tokens, text.shape[1], width // cross.heads):
         return h, (cross(h, text, mask), None)
-    if torch.is_grad_enabled():
-        h, q = _KeepAndMap.apply(h, cross.q.weight, cross.q.bias.detach())  # type: ignore[no-untyped-call]
-    else:
-        q = held(cross.q, h)
+    h, q = _KeepAndMap.apply(h, cross.q.weight, cross.q.bias.detach())  # type: ignore[no-untyped-call]
     q = q.unflatten(2, (cross.heads, -1))
     kv = held(cross.kv, text.to(h.dtype)).unflatten(2, (2, cross.heads, -1))
     mask = None if mask is None else mask.flatten(1)
@@ -69,31 +66,17 @@ def to_text(cross: CrossAttention, h: Tensor, text: Tensor, mask: Tensor | None)
 
 
 def through_mlp(mlp: Projection, y: Tensor) -> Branch:
-    if not isinstance(mlp.activation, nn.GELU) or mlp.activation.approximate != "tanh":
+    if not isinstance(mlp.activation, nn.GELU) or mlp.activation.approximate != "tanh" or ends_in_gelu(y):
         return mlp(y), None
     enter, leave = mlp.enter, mlp.leave
-    if not torch.is_grad_enabled():
-        return held(leave, activated(enter, y)), None
     branch = _Mlp.apply(  # type: ignore[no-untyped-call]
         y, enter.weight, enter.bias, leave.weight, leave.bias.detach()
     )
     return branch, leave.bias
 
 
-def activated(enter: nn.Module, y: Tensor) -> Tensor:
-    """GELU of the linear map, by its tanh formula: one kernel of cuBLAS if it can be, which knows no gradient."""
-    if not isinstance(enter, nn.Linear) or not Switch.epilogue or y.dtype not in HALF_TYPES:
-        return F.gelu(held(enter, y), approximate="tanh")
-    weights = enter.bias.to(y.dtype), y.flatten(0, -2), enter.weight.to(y.dtype).t()
-    answer: Tensor = torch._addmm_activation(*weights, use_gelu=True).unflatten(0, y.shape[:-1])
-    return answer
-
-
-def held(linear: nn.Module, x: Tensor) -> Tensor:
+def held(linear: nn.Linear, x: Tensor) -> Tensor:
     """The linear map of x, its bias without a gradient: somebody else sums it."""
-    if not isinstance(linear, nn.Linear):  # weights in eight bits, which never learn, have a way of their own
-        answer: Tensor = linear(x)
-        return answer
     return F.linear(x, linear.weight.to(x.dtype), linear.bias.detach().to(x.dtype))
 
 

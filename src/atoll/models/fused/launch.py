@@ -36,7 +36,7 @@ class Switch:
     is right on one card need not be on another, or with another Triton."""
 
     on = False
-    epilogue = True  # with them, GELU at the end of the matrix product before it, where nobody asks for a gradient
+    epilogue = True  # with them, GELU as part of a matrix product (epilogue.py)
 
 
 def available(h: Tensor) -> bool:

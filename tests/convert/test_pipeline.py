@@ -620,6 +620,11 @@ def test_contributors_are_named_as_the_organiser_named_them(demo: Model, tiny_de
     assert "- `expert_02`: lab-7\n" in card
     assert "1,797 images from digits" in card
     assert "Contributors" not in model_card(about_model(*parts))
+    (tmp_path / "evaluation.json").unlink()
+    for wrong in ("[", "[]", '{"arms": [{"model": "ensemble"}]}'):
+        (tmp_path / "evaluation.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"evaluation\.json: not one that this atoll wrote"):
+            about_model(*parts, Store.at(tmp_path))
 
 
 def test_a_strangers_words_stay_words(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..artifacts import Artifact, Store, find
+from ..artifacts import Artifact, Store, UserError, find
 from ..data.space import LatentSpace, TextSpace
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import Alone, OpenedExpert
@@ -117,14 +117,24 @@ def evaluated(run: Store, ensemble: Ensemble) -> dict[str, Any]:
     """The arms of the run's evaluation that sampled this very model, and a prompt of theirs."""
     if not run.exists("evaluation.json"):
         return {}
-    made = json.loads(run.read("evaluation.json"))
-    own = ensemble.model_digest()
-    arms = [arm for arm in made["arms"] if arm["model"] == "ensemble" and arm["digest"] == own and not arm["router"]]
+    try:
+        made = json.loads(run.read("evaluation.json"))
+        own = ensemble.model_digest()
+        arms = [a for a in made["arms"] if a["model"] == "ensemble" and a["digest"] == own and not a["router"]]
+        kept = [
+            {key: arm["sampling"][key] for key in ("route", "guidance", "steps", "solver")}
+            | {key: arm[key] for key in ("frechet", "recognised")}
+            for arm in arms
+        ]
+        facts = {"count": made["plan"]["count"], "features": made["features"], "arms": kept}
+        folders = [str(arm["folder"]) for arm in arms]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{run}/evaluation.json: not one that this atoll wrote ({type(error).__name__}); "
+            f"`atoll evaluate {run}` again, or remove it"
+        ) from error
     if not arms:
         return {}
-    kept = [{key: arm[key] for key in ("route", "guidance", "frechet", "recognised")} for arm in arms]
-    plan = made["plan"]
-    facts = {"count": plan["count"], "steps": plan["steps"], "features": made["features"], "arms": kept}
-    samples = find(run.child("samples", arms[0]["folder"]))
+    samples = find(run.child("samples", folders[0]))
     prompt = "" if samples is None else json.loads(samples.read("samples.json"))["prompts"][0]
     return {"evaluation": facts, **({"example": prompt} if prompt else {})}

@@ -153,14 +153,15 @@ def evaluation_table(about: Mapping[str, Any]) -> list[str]:
     if not evaluation:
         return []
     lines = [
-        f"{evaluation['count']:,} samples each, {evaluation['steps']} steps, features {plain(evaluation['features'])}.",
+        f"{evaluation['count']:,} samples each, features {plain(evaluation['features'])}.",
         "",
-        "| route | guidance | Frechet distance | recognised |",
-        "|---|---|---|---|",
+        "| route | guidance | steps | solver | Frechet distance | recognised |",
+        "|---|---|---|---|---|---|",
     ]
     for arm in evaluation["arms"]:
         right = "" if arm["recognised"] is None else f"{arm['recognised']:.1%}"
-        lines.append(f"| {plain(arm['route'])} | {arm['guidance']:g} | {number(arm['frechet'])} | {right} |")
+        asked = f"{plain(arm['route'])} | {arm['guidance']:g} | {arm['steps']} | {plain(arm['solver'])}"
+        lines.append(f"| {asked} | {number(arm['frechet'])} | {right} |")
     return lines
 
 

@@ -18,6 +18,9 @@ from ..artifacts import UserError
 from .pretrained import EXTRA, locate
 from .tiny_autoencoder import REDUCTION, TinyAutoencoder
 
+# classes of the TAESD family, and whether their blocks at latent resolution look at the whole image
+TINY = {"AutoencoderTiny": False, "AutoencoderTinyFlux2": True, "AtollTinyAutoencoder": True}
+
 
 @runtime_checkable
 class Autoencoder(Protocol):
@@ -145,8 +148,8 @@ def load_autoencoder(name: str) -> Autoencoder:
 def _load(id: str, folder: Path) -> NetworkAutoencoder:
     settings = _settings(folder)
     kind = settings.get("_class_name")
-    if kind in ("AutoencoderTiny", "AutoencoderTinyFlux2"):
-        return _load_tiny(id, folder, settings, pooled=kind == "AutoencoderTinyFlux2")
+    if kind in TINY:
+        return _load_tiny(id, folder, settings, pooled=TINY[kind])
     if kind == "AutoencoderKL":
         return _load_kl(id, folder)
     raise UserError(f"{folder}: holds a {kind}; only AutoencoderKL, AutoencoderTiny and taef2 are read")

@@ -51,3 +51,9 @@ class Router(nn.Module):
         h = run_blocks(self.blocks, torch.cat([first, h], dim=1), signal, text, mask)
         logits: Tensor = self.head(h[:, :1], vector)
         return logits.squeeze(1).to(x.dtype)
+
+
+def cluster_weights(network: nn.Module, time_scale: float, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+    """p(cluster | x_t, t, condition) as a router network says: float32 [B, K], rows summing to one."""
+    logits: Tensor = network(x, t * time_scale, condition)
+    return torch.softmax(logits.float(), dim=1)

@@ -39,7 +39,9 @@ class PretrainedText:
         *,
         length: int,
         width: int,
+        folder: Path,
     ) -> None:
+        self.folder = folder
         self.id, self.kind, self.length, self.width = id, kind, length, width
         self.tokenizer = tokenizer
         self.network = network.eval().requires_grad_(False).float()
@@ -53,17 +55,22 @@ class PretrainedText:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _encode(self, captions: list[str]) -> dict[str, Tensor]:
-        device = next(self.network.parameters()).device
-        words = self.tokenizer(
-            captions, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
-        )
-        ids, mask = words["input_ids"].to(device), words["attention_mask"].to(device)
-        hidden = self.network(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        present = mask.bool()
-        if self.kind == "tokens":
-            return {"tokens": hidden, "mask": present}
-        weights = present.float().unsqueeze(-1)  # mean over the real tokens, then unit length
-        return {"pooled": F.normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0), dim=1)}
+        return encode_text(self.tokenizer, self.network, captions, kind=self.kind, length=self.length)
+
+
+def encode_text(
+    tokenizer: Any, network: nn.Module, captions: list[str], *, kind: str, length: int
+) -> dict[str, Tensor]:
+    """One batch of captions through a tokenizer and a network of transformers."""
+    device = next(network.parameters()).device
+    words = tokenizer(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    ids, mask = words["input_ids"].to(device), words["attention_mask"].to(device)
+    hidden = network(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+    present = mask.bool()
+    if kind == "tokens":
+        return {"tokens": hidden, "mask": present}
+    weights = present.float().unsqueeze(-1)  # mean over the real tokens, then unit length
+    return {"pooled": F.normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0), dim=1)}
 
 
 def load_pretrained_text(name: str, device: torch.device | str = "cpu") -> PretrainedText:
@@ -88,7 +95,7 @@ def _load_transformer(id: str, family: str, folder: Path, device: torch.device) 
         network = transformers.T5EncoderModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         length, width = T5_LENGTH, network.config.d_model
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return PretrainedText(id, "tokens", tokenizer, network.to(device), length=length, width=width)
+    return PretrainedText(id, "tokens", tokenizer, network.to(device), length=length, width=width, folder=folder)
 
 
 @lru_cache(maxsize=2)
@@ -103,7 +110,8 @@ def _load_minilm(device: torch.device) -> PretrainedText:
     network = transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     id = f"minilm@{weights_digest(folder)}"
-    return PretrainedText(id, "pooled", tokenizer, network.to(device), length=128, width=network.config.hidden_size)
+    width = network.config.hidden_size
+    return PretrainedText(id, "pooled", tokenizer, network.to(device), length=128, width=width, folder=folder)
 
 
 def _checked(encoder: PretrainedText, name: str) -> PretrainedText:

@@ -19,7 +19,7 @@ class TinyAutoencoder(nn.Module):
 
     def __init__(self, latent_channels: int, *, width: int = 64, pooled: bool = False) -> None:
         super().__init__()
-        self.latent_channels = latent_channels
+        self.latent_channels, self.pooled = latent_channels, pooled
 
         def blocks(count: int, pooled: bool = False) -> list[nn.Module]:
             return [ResidualBlock(width, pooled) for _ in range(count)]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, find
-from ..ensemble.changes import register_orders
+from ..ensemble.changes import check_plan, register_orders
 from ..planning.assign import PREDICTED
 from ..planning.islands import read_islands
 from ..planning.recipes import recipe, recipe_for
@@ -55,7 +55,7 @@ def plan(
     machines = read_islands(islands) if islands is not None else ()
     cut = Artifact.open(partition or run.child("partition").url, "partition")
     home = Store.at(place).parent
-    home.check_creates()  # before anything is written
+    check_plan(home, artifact, cut)  # before anything is written
     orders = plan_stage(data, cut.store, place, settings, islands=machines)
     version = register_orders(home, artifact, cut, orders)
     state = "already there" if there else "planned"

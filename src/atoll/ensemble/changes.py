@@ -16,7 +16,19 @@ from ..artifacts import Artifact, Store, UserError, explain
 from ..data.space import LatentSpace, text_space
 from .checks import Checks
 from .routes import parse_route
-from .versions import COPY, FOLDER, History, Member, Version, no_ensemble, open_ensemble, reference_to, told_newest
+from .versions import (
+    COPY,
+    FOLDER,
+    History,
+    Member,
+    Reference,
+    Version,
+    find_ensemble,
+    no_ensemble,
+    open_ensemble,
+    reference_to,
+    told_newest,
+)
 
 Change = Callable[[Version | None], Version]
 MOST_WAIT = 2.0  # seconds between two attempts
@@ -89,32 +101,42 @@ def register_orders(run: Store, data: Artifact, partition: Artifact, orders: Art
     those of any other are refused once the model has an expert or a router of its own. `orders` may be None where
     late data asks for none.
     """
+    new = None if orders is None else reference_to(run, orders)
+    what = f"took {partition.store.name} in" if new is None else f"planned {new.path}"
+    return change_ensemble(run, lambda now: with_orders(run, now, data, partition, new), what)
+
+
+def check_plan(run: Store, data: Artifact, partition: Artifact) -> None:
+    """Refuse orders that `register_orders` would refuse, before they are written."""
+    run.check_creates()
+    with_orders(run, find_ensemble(run), data, partition, None)
+
+
+def with_orders(
+    run: Store, now: Version | None, data: Artifact, partition: Artifact, orders: Reference | None
+) -> Version:
+    """The version that accepts these orders, if any, and works on this data and partition."""
     named, cut = reference_to(run, data), reference_to(run, partition)
-    new = () if orders is None else (reference_to(run, orders),)
-    what = f"planned {new[0].path}" if new else f"took {cut.path} in"
-
-    def change(now: Version | None) -> Version:
-        if now is None or (cut.digest not in now.partitions and is_empty(now) and not grew_from(partition, now)):
-            return Version(
-                data=named,
-                partition=cut,
-                orders=new,
-                clusters=int(partition.config["clusters"]),
-                latent=LatentSpace.model_validate(data.config["latent"]),
-                text=text_space(data),
-            )
-        known = {reference.digest for reference in now.orders}
-        update: dict[str, object] = {"orders": (*now.orders, *(r for r in new if r.digest not in known))}
-        if grew_from(partition, now):
-            update |= {"data": named, "partition": cut, "earlier": (*now.earlier, now.partition)}
-        elif cut.digest not in now.partitions:
-            raise UserError(
-                f"{partition.store}: the model of {run} is of another partition ({now.partition.path}) and has experts "
-                "or a router already; make another run for this one, or grow that one with `atoll partition --onto`"
-            )
-        return now.model_copy(update=update)
-
-    return change_ensemble(run, change, what)
+    new = () if orders is None else (orders,)
+    if now is None or (cut.digest not in now.partitions and is_empty(now) and not grew_from(partition, now)):
+        return Version(
+            data=named,
+            partition=cut,
+            orders=new,
+            clusters=int(partition.config["clusters"]),
+            latent=LatentSpace.model_validate(data.config["latent"]),
+            text=text_space(data),
+        )
+    known = {reference.digest for reference in now.orders}
+    update: dict[str, object] = {"orders": (*now.orders, *(r for r in new if r.digest not in known))}
+    if grew_from(partition, now):
+        update |= {"data": named, "partition": cut, "earlier": (*now.earlier, now.partition)}
+    elif cut.digest not in now.partitions:
+        raise UserError(
+            f"{partition.store}: the model of {run} is of another partition ({now.partition.path}) and has experts "
+            "or a router already; make another run for this one, or grow that one with `atoll partition --onto`"
+        )
+    return now.model_copy(update=update)
 
 
 def is_empty(version: Version) -> bool:

@@ -33,12 +33,12 @@ class Ensemble:
 def load_ensemble(run: Store, router: str | None = None, device: torch.device | str = "cpu") -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say)."""
     version = open_ensemble(run)
+    checks = Checks(run)
+    checks.check(version)
     if empty := version.empty_clusters():
         raise UserError(
             f"{run}: no expert admitted for cluster {', '.join(map(str, empty))}; train and admit them first"
         )
-    checks = Checks(run)
-    checks.check(version)
     if router is not None:
         trained = load_router(run.child(router), device)
         checks.check_router(version, trained.card, router)

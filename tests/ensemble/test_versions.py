@@ -245,6 +245,14 @@ def test_a_version_of_absurd_size_is_not_read(run: Path) -> None:
         assert open_ensemble(Store.at(run)).version == 10
 
 
+@pytest.mark.parametrize("what", ["a pipe", "a device without end"])
+def test_what_is_no_file_is_not_waited_for(what: str, run: Path) -> None:
+    place = run / "ensemble" / "000011.json"
+    os.mkfifo(place) if what == "a pipe" else place.symlink_to("/dev/zero")
+    with pytest.warns(DamagedHistory, match=r"000011.json cannot be read \(not a regular file\)"):
+        assert open_ensemble(Store.at(run)).version == 10
+
+
 def test_a_run_of_an_older_atoll_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "ensemble.json").write_text(json.dumps({"schema_version": 1, "clusters": 8}))
     assert find_ensemble(Store.at(tmp_path)) is None

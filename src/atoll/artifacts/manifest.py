@@ -12,6 +12,7 @@ from .errors import UserError
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
+MOST_BYTES = 256 * 2**20  # a million files
 
 # Never listed, so that equal work has equal digests: when, where and how fast it was done.
 UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", "state"})

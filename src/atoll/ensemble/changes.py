@@ -241,8 +241,8 @@ def with_later(goal: Version, now: Version, checks: Checks) -> Version:
     """An older version with the orders and experts of a newer one that are of its clusters, the experts at rest."""
     kept = {reference.digest for reference in goal.orders}
     for reference in now.orders:
-        orders = checks.opened(reference, "orders")
-        if orders is not None and orders.manifest.parents.get("partition") in goal.partitions:
+        artifact = checks.opened(reference, "orders")
+        if artifact is not None and artifact.manifest.parents.get("partition") in goal.partitions:
             kept.add(reference.digest)
     orders = tuple(r for r in dict.fromkeys([*goal.orders, *now.orders]) if r.digest in kept)
     version = goal.model_copy(update={"orders": orders})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -10,17 +9,14 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Store
-from atoll.cli import main
+from atoll.cli import bars, main
 from atoll.ensemble.changes import begun, change_ensemble
 from atoll.ensemble.versions import open_ensemble
-from runs import atoll
 
 
-@pytest.fixture
-def run(tiny_demo: Path, tmp_path: Path) -> Path:
-    for name in ("data", "partition", "orders", "contributions", "router", "ensemble"):
-        shutil.copytree(tiny_demo / name, tmp_path / "run" / name, copy_function=os.link)
-    return tmp_path / "run"
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars.console, "width", 160)
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -28,8 +24,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_it_shows_every_expert_and_the_whole_story(run: Path) -> None:
-    shown = atoll("ensemble", run).stdout
+def test_it_shows_every_expert_and_the_whole_story(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, str(run))
     version = open_ensemble(Store.at(run))
     for member in version.experts:
         assert member.yardsticks is not None
@@ -39,7 +35,7 @@ def test_it_shows_every_expert_and_the_whole_story(run: Path) -> None:
     assert "version 10" in shown
     assert "top-2 on linear-flow" in shown
     assert [int(n) for n in re.findall(r"^ +(\d+)  20\d\d-", shown, re.MULTILINE)] == list(range(10, 0, -1))
-    earlier = atoll("ensemble", run, "2").stdout
+    earlier = told(capsys, str(run), "2")
     assert "version 2" in earlier
     assert earlier.count("none yet") == 8  # seven clusters and the router
 

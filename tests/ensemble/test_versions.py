@@ -42,15 +42,6 @@ from atoll.process import CosineVP
 from runs import resealed
 
 
-@pytest.fixture
-def run(tiny_demo: Path, tmp_path: Path) -> Path:
-    """A complete model in ten versions. Files are links: what is changed must be replaced, not written into."""
-    wanted = ("data", "partition", "orders", "contributions", "router", "ensemble")
-    for name in wanted:
-        shutil.copytree(tiny_demo / name, tmp_path / "run" / name, copy_function=os.link)
-    return tmp_path / "run"
-
-
 def rewrite(path: Path, data: bytes) -> None:
     path.unlink()
     path.write_bytes(data)

@@ -15,7 +15,7 @@ from .checks import Checks
 from .missing import MissingExpert, RouterAmong
 from .mixture import GuidanceWeights, Mixture
 from .routes import Route
-from .versions import Member, Version, open_ensemble, place_of
+from .versions import Version, open_ensemble, place_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Ensemble:
 def load_ensemble(run: Store, router: str | None = None, device: torch.device | str = "cpu") -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
 
-    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`.
+    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`. Another one in
+    its place is refused: somebody put it there.
     """
     version = open_ensemble(run)
     checks = Checks(run)
@@ -69,11 +70,12 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
     experts, missing = [], dict.fromkeys(version.empty_clusters(), "none serves yet")
     for member in version.serving:
         try:
-            expert = load_member(run, member, device)
+            expert = load_expert(place_of(run, member), device)
         except UserError as error:
             missing[member.cluster] = str(error)
             continue
         checks.check_member(version, member)
+        check_digest(run, member, expert.digest)
         experts.append(expert)
     if not experts:
         first = min(missing)
@@ -82,13 +84,6 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
             f"such as cluster {first} ({missing[first]}); train one and `atoll admit` it"
         )
     return Ensemble(version, experts, trained, missing)
-
-
-def load_member(run: Store, member: Member, device: torch.device | str = "cpu") -> Expert:
-    """An admitted expert, if what lies in its place is that."""
-    expert = load_expert(place_of(run, member), device)
-    check_digest(run, member, expert.digest)
-    return expert
 
 
 def check_digest(run: Store, reference: Reference, found: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -11,6 +13,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from atoll.artifacts import Store
+from atoll.cli import main
 from atoll.ensemble.status import stages
 from atoll.ensemble.versions import History
 from atoll.sampling import Sampling
@@ -102,3 +105,26 @@ def test_late_digits_are_recognised_as_before_or_better(tmp_path: Path) -> None:
     assert version is not None
     errors = {m.serving: m.yardsticks.inside for m in version.experts if m.cluster == 0 and m.yardsticks is not None}
     assert errors[True] < errors[False], "what it was trained on for has made the expert better on the newest holdout"
+
+
+def test_every_command_of_ensemble_md_does_what_it_says(
+    tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other on a demo: each writes a version, and the last brings back the tenth."""
+    run = Path(shutil.copytree(tiny_demo, tmp_path / "demo"))
+    commands = re.findall(
+        r"^atoll (ensemble runs/demo.*?)(?:  #.*)?$", (DOCS / "ensemble.md").read_text(), re.MULTILINE
+    )
+    assert len(commands) == 7
+    before = (run / "ensemble.json").read_bytes()
+    for command in commands:
+        main(shlex.split(command.replace("runs/demo", str(run))))
+    told = capsys.readouterr().out
+    assert len(list((run / "ensemble").iterdir())) == 15
+    for words in ("route top-1", "no expert serves cluster 3", "serves cluster 3", "to version 12", "to version 10"):
+        assert words in told
+    kept = [json.loads(data) for data in (before, (run / "ensemble.json").read_bytes())]
+    for content in kept:
+        for told_of in ("digest", "version", "predecessor", "change"):
+            del content[told_of]
+    assert kept[0] == kept[1]

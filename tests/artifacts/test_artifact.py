@@ -71,6 +71,20 @@ def test_the_digest_is_the_sha256_of_the_canonical_manifest(tmp_path: Path) -> N
     assert "time" not in text.decode()
 
 
+@pytest.mark.parametrize("what", ["pipe", "device", "too large"])
+def test_a_manifest_that_is_no_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "manifest.json"
+    if what == "pipe":
+        os.mkfifo(place)
+    elif what == "device":
+        place.symlink_to("/dev/zero")
+    else:
+        with place.open("wb") as stream:
+            stream.truncate(100 * 2**30)  # sparse
+    with pytest.raises(UserError, match=r"manifest.json: (not a regular file|larger than .* bytes), so no manifest"):
+        find(tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     make(tmp_path / "a")

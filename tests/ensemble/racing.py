@@ -11,7 +11,7 @@ from atoll.artifacts import Store, sha256_bytes
 from atoll.ensemble.changes import begun, change_ensemble
 from atoll.ensemble.versions import History, Reference, Version
 
-PATIENCE = 240.0  # seconds
+PATIENCE = 1200.0  # seconds
 
 
 def race(url: str, processes: int, rounds: int) -> None:

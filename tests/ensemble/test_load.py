@@ -33,15 +33,12 @@ def lose(run: Path, cluster: int, how: str) -> None:
         shutil.rmtree(folder)
     elif how == "unfinished":
         (folder / "manifest.json").unlink()
-    elif how == "another":
-        shutil.rmtree(folder)
-        shutil.copytree(expert_of(run, cluster + 1), folder)
     else:
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"?")
 
 
-REASONS = {"gone": "does not exist", "unfinished": "no finished expert", "another": "is not what", "damaged": "corrupt"}
+REASONS = {"gone": "does not exist", "unfinished": "no finished expert", "damaged": "corrupt"}
 
 
 @pytest.mark.parametrize("how", REASONS)
@@ -72,6 +69,15 @@ def test_python_is_warned_and_the_model_is_another(run: Path, tiny_demo: Path) -
     assert model.digest != whole.digest
     (image,) = model.generate(["a handwritten three"], steps=2, route="top-2")
     assert image.size == (8, 8)
+
+
+def test_another_expert_in_its_place_is_refused(run: Path) -> None:
+    """That is no accident of a disk."""
+    place = expert_of(run, 3)
+    shutil.rmtree(place)
+    shutil.copytree(expert_of(run, 4), place)
+    with pytest.raises(UserError, match="but the model of .* was made with"):
+        atoll.load(str(run))
 
 
 def test_with_nobody_there_is_one_line(run: Path) -> None:

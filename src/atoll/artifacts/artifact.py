@@ -6,6 +6,7 @@ temporary folder that becomes the artifact in one rename. An artifact is never r
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -24,7 +25,7 @@ from .errors import UserError
 from .known_digests import file_digest
 from .leftovers import remove_unfinished, tidy
 from .lock import LOCK, only_one
-from .manifest import NAME, STATE, UNLISTED, FileEntry, Manifest
+from .manifest import MOST_BYTES, NAME, STATE, UNLISTED, FileEntry, Manifest
 from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
 
 NONE_WRITTEN: Mapping[str, FileEntry] = MappingProxyType({})
@@ -88,9 +89,15 @@ def find(place: str | Path | Store) -> Artifact | None:
     """The artifact at a place, or None where there is no manifest."""
     store = Store.at(place)
     try:
-        data = store.read(NAME)
+        data = store.read(NAME, MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise UserError(f"{store}/{NAME}: {error.strerror}, so no manifest; make the artifact again") from error
+    if len(data) > MOST_BYTES:
+        raise UserError(f"{store}/{NAME}: larger than {MOST_BYTES:,} bytes, so no manifest; make the artifact again")
     manifest = Manifest.parse(data, f"{store}/{NAME}")
     for name in manifest.files:
         check_relative(name)

@@ -13,6 +13,7 @@ from .errors import UserError
 NAME = "manifest.json"
 STATE = "state"  # of half-done work, in the folder of what it is to become
 SCHEMA_VERSION = 1
+MOST_BYTES = 256 * 2**20  # a million files
 
 # Never listed, so that equal work has equal digests: when, where and how fast it was done.
 UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", STATE})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Iterator
@@ -104,12 +105,11 @@ class Store:
     def read(self, name: str, most: int | None = None) -> bytes:
         """The whole of a small file, or of one larger than `most` bytes as many and one more.
 
-        FileNotFoundError where it is missing.
+        FileNotFoundError where it is missing; with `most`, nothing but a regular file is waited for.
         """
         check_relative(name)
         if self.is_local:
-            with (self.path / name).open("rb") as stream:
-                return stream.read() if most is None else stream.read(most + 1)
+            return (self.path / name).read_bytes() if most is None else read_part(self.path / name, most + 1)
         filesystem, root = self._remote()
         try:
             return bytes(filesystem.cat_file(f"{root}/{name}", end=None if most is None else most + 1))
@@ -198,6 +198,14 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("ATOLL_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "atoll"
+
+
+def read_part(path: Path, size: int) -> bytes:
+    """The first bytes of a regular file. A pipe may never have any, a device may have no end: those are refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return stream.read(size)
 
 
 def fsync_path(path: Path) -> None:

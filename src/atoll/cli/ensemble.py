@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ..artifacts import Store, UserError, find
+from ..artifacts import Store, UserError
 from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
-from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, no_ensemble, place_of, told_newest
+from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, is_whole, no_ensemble, told_newest
 from .bars import console
 from .tables import plain
 
@@ -113,7 +113,7 @@ def experts_table(run: Store, version: Version) -> Table:
         for member in sorted(members, key=lambda m: not m.serving):
             score = member.yardsticks
             numbers = ["", ""] if score is None else [f"{score.inside:.4f}", f"{score.gaussian:.4f}"]
-            there = find(place_of(run, member)) is not None
+            there = is_whole(run, member)
             state = ("[green]yes[/green]" if there else "[red]is missing[/red]") if member.serving else idle
             row = [str(cluster), plain(member.name), plain(member.objective), *numbers, plain(member.licence or "")]
             table.add_row(*row, state, style=None if member.serving else "dim")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find
+from ..ensemble.changes import check_plan
 from ..ensemble.versions import Version, clean_run, find_ensemble
 from ..exchange.renew import accept_orders, plan_onto
 from ..exchange.renew import reissue as reissue_orders
@@ -89,8 +90,8 @@ def plan(
 
     origin = Artifact.open(data, "data")
     run = clean_run(origin.store.parent)
-    run.check_creates()  # before anything is written
     cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
+    check_plan(run, origin, cut)  # before anything is written
     if onto is not None:
         refuse(first_only, "--onto")
         before = Artifact.open(onto, "orders")

@@ -12,11 +12,22 @@ from itertools import count
 
 from pydantic import ValidationError
 
-from ..artifacts import Artifact, Store, UserError, explain
+from ..artifacts import Artifact, Reference, Store, UserError, explain
 from ..data.space import LatentSpace, text_space
 from .checks import Checks
 from .routes import parse_route
-from .versions import COPY, FOLDER, History, Member, Version, no_ensemble, open_ensemble, reference_to, told_newest
+from .versions import (
+    COPY,
+    FOLDER,
+    History,
+    Member,
+    Version,
+    find_ensemble,
+    no_ensemble,
+    open_ensemble,
+    reference_to,
+    told_newest,
+)
 
 Change = Callable[[Version | None], Version]
 MOST_WAIT = 2.0  # seconds between two attempts
@@ -38,7 +49,7 @@ def change_ensemble(run: Store, change: Change, what: str) -> Version:
         if before is not None and same_content(before, after):
             write_copy(history)
             return before
-        checks.check(after)
+        checks.check(after, before)
         created = run.child(FOLDER).create(after.name, after.to_bytes())
         if not created:
             # one of those who try gets through each time; the more they are, the longer it pays to stay away
@@ -82,41 +93,49 @@ def write_copy(history: History) -> None:
         history.refresh()
 
 
-def register_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact) -> Version:
-    """Accept experts trained for these orders, and work on this data and partition from now on."""
-    return change_ensemble(run, with_orders(run, data, partition, orders), f"planned {orders.store.name}")
-
-
-def with_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact) -> Change:
-    """The change that accepts these orders.
+def register_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact | None) -> Version:
+    """Accept experts trained for these orders, and work on this data and partition from now on.
 
     The first orders begin the model. Those of a partition that grew from the model's with late data take it along;
-    those of any other are refused once the model has an expert or a router of its own.
+    those of any other are refused once the model has an expert or a router of its own. `orders` may be None where
+    late data asks for none.
     """
-    named, cut, new = reference_to(run, data), reference_to(run, partition), reference_to(run, orders)
+    new = None if orders is None else reference_to(run, orders)
+    what = f"took {partition.store.name} in" if new is None else f"planned {new.path}"
+    return change_ensemble(run, lambda now: with_orders(run, now, data, partition, new), what)
 
-    def change(now: Version | None) -> Version:
-        if now is None or (cut.digest not in now.partitions and is_empty(now) and not grew_from(partition, now)):
-            return Version(
-                data=named,
-                partition=cut,
-                orders=(new,),
-                clusters=int(partition.config["clusters"]),
-                latent=LatentSpace.model_validate(data.config["latent"]),
-                text=text_space(data),
-            )
-        known = {reference.digest for reference in now.orders}
-        update: dict[str, object] = {} if new.digest in known else {"orders": (*now.orders, new)}
-        if grew_from(partition, now):
-            update |= {"data": named, "partition": cut, "earlier": (*now.earlier, now.partition)}
-        elif cut.digest not in now.partitions:
-            raise UserError(
-                f"{partition.store}: the model of {run} is of another partition ({now.partition.path}) and has experts "
-                "or a router already; make another run for this one, or grow that one with `atoll partition --onto`"
-            )
-        return now.model_copy(update=update)
 
-    return change
+def check_plan(run: Store, data: Artifact, partition: Artifact) -> None:
+    """Refuse orders that `register_orders` would refuse, before they are written."""
+    run.check_creates()
+    with_orders(run, find_ensemble(run), data, partition, None)
+
+
+def with_orders(
+    run: Store, now: Version | None, data: Artifact, partition: Artifact, orders: Reference | None
+) -> Version:
+    """The version that accepts these orders, if any, and works on this data and partition."""
+    named, cut = reference_to(run, data), reference_to(run, partition)
+    new = () if orders is None else (orders,)
+    if now is None or (cut.digest not in now.partitions and is_empty(now) and not grew_from(partition, now)):
+        return Version(
+            data=named,
+            partition=cut,
+            orders=new,
+            clusters=int(partition.config["clusters"]),
+            latent=LatentSpace.model_validate(data.config["latent"]),
+            text=text_space(data),
+        )
+    known = {reference.digest for reference in now.orders}
+    update: dict[str, object] = {"orders": (*now.orders, *(r for r in new if r.digest not in known))}
+    if grew_from(partition, now):
+        update |= {"data": named, "partition": cut, "earlier": (*now.earlier, now.partition)}
+    elif cut.digest not in now.partitions:
+        raise UserError(
+            f"{partition.store}: the model of {run} is of another partition ({now.partition.path}) and has experts "
+            "or a router already; make another run for this one, or grow that one with `atoll partition --onto`"
+        )
+    return now.model_copy(update=update)
 
 
 def is_empty(version: Version) -> bool:
@@ -221,8 +240,8 @@ def with_later(goal: Version, now: Version, checks: Checks) -> Version:
     """An older version with the orders and experts of a newer one that are of its clusters, the experts at rest."""
     kept = {reference.digest for reference in goal.orders}
     for reference in now.orders:
-        opened = checks.opened(reference, "orders")
-        if opened is not None and opened.manifest.parents.get("partition") in goal.partitions:
+        artifact = checks.opened(reference, "orders")
+        if artifact is not None and artifact.manifest.parents.get("partition") in goal.partitions:
             kept.add(reference.digest)
     orders = tuple(r for r in dict.fromkeys([*goal.orders, *now.orders]) if r.digest in kept)
     version = goal.model_copy(update={"orders": orders})

@@ -30,8 +30,13 @@ class Checks:
     _experts: dict[str, ExpertCard] = field(default_factory=dict)
     _routers: dict[str, RouterCard] = field(default_factory=dict)
 
-    def check(self, version: Version) -> None:
-        """Raise a UserError that names the first thing that is not as the version says."""
+    def check(self, version: Version, before: Version | None = None) -> None:
+        """Raise a UserError that names the first thing that is not as the version says.
+
+        Experts that stand in the version `before` it were checked with that one, and may be damaged by now: they must
+        not keep others from being put in their place. One that begins to serve is checked again.
+        """
+        known = {} if before is None else {member.digest: member for member in before.experts}
         if version.reference != LinearFlow():
             raise self.wrong(version, f"reference path {version.reference.name}: models are sampled on linear-flow")
         self._check_data(version)
@@ -41,7 +46,8 @@ class Checks:
             if orders is not None and orders.manifest.parents.get("partition") not in version.partitions:
                 raise self.wrong(version, f"{reference.path} holds orders of another partition")
         for member in version.experts:
-            self.check_member(version, member)
+            if not is_as_before(member, known.get(member.digest)):
+                self.check_member(version, member)
         if version.router is not None and self.opened(version.router, ROUTER) is not None:
             self.check_router(version, self._router_card(version.router), version.router.path)
         if version.monolith is not None and (card := self._expert_card(version.monolith)) is not None:
@@ -155,6 +161,16 @@ class Checks:
             f"{self.run}: version {version.version} of its model does not fit what it names: {what}; "
             f"go back to one that does with `atoll ensemble {self.run} --rollback`"
         )
+
+
+def is_as_before(member: Member, before: Member | None) -> bool:
+    """Whether a version says of an expert what an older one did, but for its errors and that it serves no more."""
+    changed = {"serving", "yardsticks"}
+    return (
+        before is not None
+        and member.model_dump(exclude=changed) == before.model_dump(exclude=changed)
+        and (before.serving or not member.serving)
+    )
 
 
 def check_spaces(version: Version, card: ExpertCard | RouterCard, where: str) -> None:

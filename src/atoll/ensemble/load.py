@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ..artifacts import Reference, Store, UserError
-from ..islands.expert import Expert, load_expert
 from ..process import Denoiser
 from ..router.card import TrainedRouter, load_router
 from .asking import Router
@@ -18,7 +15,7 @@ from .mixture import GuidanceWeights, Mixture
 from .placing import OpenedExpert, Placed, Placement, open_expert
 from .residency import UnreadableExperts
 from .routes import Route
-from .versions import Member, Version, open_ensemble, place_of
+from .versions import Version, open_ensemble, place_of
 from .weights import Precision
 
 
@@ -64,7 +61,8 @@ class Ensemble:
 def load_ensemble(run: Store, router: str | None = None, placement: Placement = Placement()) -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
 
-    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`.
+    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`. Another one in
+    its place is refused: somebody put it there.
     """
     version = open_ensemble(run)
     checks = Checks(run)
@@ -81,11 +79,12 @@ def load_ensemble(run: Store, router: str | None = None, placement: Placement = 
     missing = dict.fromkeys(version.empty_clusters(), "none serves yet")
     for member in version.serving:
         try:
-            expert = open_member(run, member)
+            expert = open_expert(place_of(run, member))
         except UserError as error:
             missing[member.cluster] = str(error)
             continue
         checks.check_member(version, member)
+        check_digest(run, member, expert.digest)
         experts[member.cluster] = expert
     while experts:
         placed = Placed(list(experts.values()), placement, version.reference)
@@ -103,20 +102,6 @@ def load_ensemble(run: Store, router: str | None = None, placement: Placement = 
         f"{run}: has no expert to paint with, for none of its {version.clusters} clusters, "
         f"such as cluster {first} ({missing[first]}); train one and `atoll admit` it"
     )
-
-
-def open_member(run: Store, member: Member) -> OpenedExpert:
-    """An admitted expert's card and the file of its weights, if what lies in its place is that."""
-    expert = open_expert(place_of(run, member))
-    check_digest(run, member, expert.digest)
-    return expert
-
-
-def load_member(run: Store, member: Member, device: torch.device | str = "cpu") -> Expert:
-    """An admitted expert with its weights, to be measured."""
-    expert = load_expert(place_of(run, member), device)
-    check_digest(run, member, expert.digest)
-    return expert
 
 
 def check_digest(run: Store, reference: Reference, found: str) -> None:

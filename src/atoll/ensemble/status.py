@@ -10,7 +10,7 @@ from typing import Any
 from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..islands.order import Order
 from .checks import Checks
-from .versions import COPY, Version, find_ensemble, no_ensemble, place_of
+from .versions import COPY, Version, find_ensemble, is_whole, no_ensemble, place_of
 
 RESULTS = ("evaluation.json", "report.html", "samples.png")
 FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -43,7 +43,10 @@ def stages(run: Store) -> list[Stage]:
 
 def artifacts_in(run: Store) -> Iterator[Artifact]:
     for name in run.children():
-        artifact = None if name.startswith(".") else find(run.child(name))
+        try:
+            artifact = None if name.startswith(".") else find(run.child(name))
+        except UserError:  # no whole one; if the model names it, its own line says so
+            continue
         if artifact is not None and artifact.manifest.kind in FACTS:
             yield artifact
 
@@ -80,12 +83,9 @@ def model_stages(run: Store, version: Version, found: list[Artifact]) -> Iterato
 
 def named(run: Store, reference: Reference, kind: str, more: str = "") -> Stage:
     """Something that the version names, if it is there."""
-    artifact = find(place_of(run, reference))
-    if artifact is None:
-        return Stage(reference.path, "", f"missing, the model names {reference.digest[:12]}: put it back")
-    if artifact.digest != reference.digest:
-        return Stage(reference.path, "", f"is another one than the model's {reference.digest[:12]}: put that back")
-    return there(artifact, more)
+    if not is_whole(run, reference):
+        return Stage(reference.path, "", f"{reference.digest[:12]} is missing, damaged or another one: put it back")
+    return there(Artifact.open(place_of(run, reference), kind), more)
 
 
 def there(artifact: Artifact, more: str = "") -> Stage:
@@ -127,8 +127,8 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
             what = f"none serves, {len(others)} admitted" if others else f"waits for an expert of {place}"
             use = f"atoll ensemble {run} --use {others[0].name}" if others else train
             yield Stage(f"expert {cluster}", "", what, use)
-        elif (artifact := find(place_of(run, member))) is None or artifact.digest != member.digest:
-            yield Stage(f"expert {cluster}", "", f"{member.path} is missing: put it back", train)
+        elif not is_whole(run, member):
+            yield Stage(f"expert {cluster}", "", f"{member.path} is missing or damaged: put it back", train)
         else:
             score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
             admitted = {m.order for m in version.experts}
@@ -141,9 +141,11 @@ def router(run: Store, version: Version) -> Stage:
     if version.router is None:
         return Stage("router", "", "not trained yet", f"atoll router {run}")
     stage = named(run, version.router, "router")
-    artifact = find(place_of(run, version.router))
-    if artifact is None or artifact.manifest.parents["partition"] == version.partition.digest:
-        return stage if stage.digest else Stage(stage.name, "", stage.what, f"atoll router {run}")
+    if not stage.digest:
+        return stage
+    artifact = Artifact.open(place_of(run, version.router), "router")
+    if artifact.manifest.parents["partition"] == version.partition.digest:
+        return stage
     older = f"{stage.what}; of an older partition, to be refreshed"
     return Stage(stage.name, stage.digest, older, f"atoll router {run}")
 

@@ -27,6 +27,7 @@ from ..artifacts import (
     UserError,
     canonical_json,
     explain,
+    find,
     sha256_bytes,
     sweep,
 )
@@ -320,6 +321,15 @@ def open_reference(run: Store, reference: Reference, kind: str) -> Artifact:
     artifact = Artifact.open(place_of(run, reference), kind)
     check_reference(run, reference, artifact, kind)
     return artifact
+
+
+def is_whole(run: Store, reference: Reference) -> bool:
+    """Whether what a version names is there, as far as its manifest tells."""
+    try:
+        artifact = find(place_of(run, reference))
+    except UserError:
+        return False
+    return artifact is not None and artifact.digest == reference.digest
 
 
 def check_reference(run: Store, reference: Reference, artifact: Artifact, kind: str) -> None:

@@ -14,7 +14,7 @@ from ..data.index import Index
 from ..data.shards import ShardSet
 from ..ensemble.changes import begun, change_ensemble
 from ..ensemble.checks import Checks, check_spaces, objective_of
-from ..ensemble.versions import Member, Version, Yardsticks, open_ensemble, open_reference, place_of
+from ..ensemble.versions import Member, Version, Yardsticks, is_whole, open_ensemble, open_reference, place_of
 from ..islands.expert import KIND, Expert, load_expert
 from ..islands.order import Order
 from ..partition.assignment import clusters_of
@@ -53,7 +53,7 @@ def admit(run: Store, contribution: str | Path) -> Admission:
         raise UserError(f"{contribution}: was trained for another partition of the data; take an order of this run")
     check_spaces(version, expert.card, str(contribution))
     for member in version.experts:
-        if member.digest == expert.digest and find(place_of(run, member)) is not None:
+        if member.digest == expert.digest and is_whole(run, member):
             return Admission(member, already=True)
 
     data = open_reference(run, version.data, "data")

@@ -9,8 +9,18 @@ from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..data.progress import Progress, silent
 from ..ensemble.changes import change_ensemble, grew_from, register_orders, with_orders
 from ..ensemble.checks import Checks
-from ..ensemble.load import load_member
-from ..ensemble.versions import Member, Version, Yardsticks, find_ensemble, open_ensemble, open_reference, place_of
+from ..ensemble.versions import (
+    Member,
+    Version,
+    Yardsticks,
+    find_ensemble,
+    is_whole,
+    open_ensemble,
+    open_reference,
+    place_of,
+    reference_to,
+)
+from ..islands.expert import load_expert
 from ..islands.order import Order
 from ..planning.again import Change, grown_clusters, order_again, plan_again
 from .admit import measure
@@ -27,11 +37,11 @@ def accept_orders(
     now = find_ensemble(run)
     if now is None or not grew_from(partition, now):
         return register_orders(run, data, partition, orders)
-    move, checks = with_orders(run, data, partition, orders), Checks(run)
+    checks, new = Checks(run), reference_to(run, orders)
     known: dict[str, Yardsticks | None] = {}
 
     def moved(now: Version | None) -> Version:
-        after = move(now)
+        after = with_orders(run, now, data, partition, new)
         if now is None or after.partition == now.partition:
             return after
         members = []
@@ -49,10 +59,10 @@ def accept_orders(
 def measured_anew(run: Store, member: Member, order: Order, data: Artifact, partition: Artifact) -> Yardsticks | None:
     """An admitted expert on this data's holdout; None if it is not there to be measured."""
     try:
-        expert = load_member(run, member)
+        expert = load_expert(place_of(run, member))
     except UserError:
         return None
-    return measure(expert, order, data, partition)
+    return None if expert.digest != member.digest else measure(expert, order, data, partition)
 
 
 def plan_onto(
@@ -154,7 +164,7 @@ def starts_of(run: Store, version: Version, clusters: Sequence[int], from_scratc
         return {}
     members = {member.cluster: member for member in version.serving if member.cluster in clusters}
     for member in members.values():
-        if find(place_of(run, member)) is None:
+        if not is_whole(run, member):
             raise UserError(
                 f"{run}/{member.path}: is missing, so it cannot be trained on; put it back, or add --from-scratch"
             )

@@ -452,6 +452,7 @@ class Bench:
             row["all_there_per_step_of_a_batch_s"] = row["all_there_s"] / steps / (images / self.batch)
             row["ratio"] = round(row["two_s"] / row["all_there_s"], 4)
             found[trace] = row
+            print(f"slots, {trace}: {json.dumps(row)}", flush=True)  # minutes lie between the two
         found["ratio"] = max(found[trace]["ratio"] for trace in ("unprompted", "balanced"))
         return found
 

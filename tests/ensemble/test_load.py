@@ -76,7 +76,7 @@ def test_another_expert_in_its_place_is_refused(run: Path) -> None:
     place = expert_of(run, 3)
     shutil.rmtree(place)
     shutil.copytree(expert_of(run, 4), place)
-    with pytest.raises(UserError, match="but the model of .* was made with"):
+    with pytest.raises(UserError, match=r"but the model of .* was made with"):
         atoll.load(str(run))
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import check_plan
-from ..ensemble.versions import Version, clean_run, find_ensemble
+from ..ensemble.versions import Version, clean_run, find_ensemble, place_of
 from ..exchange.renew import accept_orders, plan_onto
 from ..exchange.renew import reissue as reissue_orders
 from ..islands.order import Order
@@ -151,16 +151,19 @@ def run_of(place: str) -> Store:
 
 
 def partition_of(data: Artifact) -> Artifact:
-    """The partition beside a data artifact that was made from it."""
+    """The partition beside a data artifact that was made from it: of several the model's, or the one called that."""
     run = data.store.parent
+    version = find_ensemble(run)
+    usual = {run.child("partition").url, *(() if version is None else [place_of(run, version.partition).url])}
     found = [there for name in run.children() if not name.startswith(".") and (there := find(run.child(name)))]
     made = [a for a in found if a.manifest.kind == "partition" and a.manifest.parents.get("data") == data.digest]
-    if len(made) > 1:
+    chosen = [artifact for artifact in made if artifact.store.url in usual] or made
+    if len(chosen) > 1:
         names = ", ".join(artifact.store.name for artifact in made)
         raise UserError(f"{data.store}: several partitions were made from it ({names}); say which with --partition")
-    if not made:
+    if not chosen:
         raise UserError(f"{data.store}: no partition in {run} was made from it; run `atoll partition {data.store}`")
-    return made[0]
+    return chosen[0]
 
 
 def tell(orders: Artifact, version: Version, there: bool) -> None:

@@ -151,11 +151,12 @@ def router(run: Store, version: Version) -> Stage:
 
 
 def results(run: Store, version: Version) -> Iterator[Stage]:
-    """What `atoll evaluate` leaves, and whether it is of this model."""
+    """What `atoll evaluate` leaves, and whether it is of this model and measured on its data."""
     command = f"atoll evaluate {run}"
     try:
-        arms = json.loads(run.read(RESULTS[0]))["arms"]
-        old = all(arm.get("digest") != version.model_digest() for arm in arms)
+        evaluation = json.loads(run.read(RESULTS[0]))
+        models = {arm.get("digest") for arm in evaluation["arms"]}
+        old = version.model_digest() not in models or evaluation["data"] != version.data.digest
     except FileNotFoundError:
         old = False
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -165,7 +166,7 @@ def results(run: Store, version: Version) -> Iterator[Stage]:
         if not run.exists(name):
             yield Stage(name, "", "not made yet", command)
         else:
-            yield Stage(name, "file", "of an older version" if old else "", command if old else "")
+            yield Stage(name, "file", "of another version" if old else "", command if old else "")
 
 
 def unfinished(run: Store) -> Iterator[Stage]:

@@ -14,7 +14,7 @@ from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
 from ..sampling import Sampling
 from .bars import bars, console
-from .sampling_options import sampling_options
+from .sampling_options import Device, Memory, Weights, sampling_options
 from .tables import print_evaluation
 
 
@@ -29,7 +29,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     sampling: Sampling,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
+    device: Device = None,
+    memory: Memory = None,
+    weights: Weights = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results; default: the run")] = None,
 ) -> None:
     """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
@@ -43,6 +45,8 @@ def evaluate(
       atoll evaluate runs/demo --route top-1 --route full --guidance 1 --guidance 2 -n 2000
 
       atoll evaluate runs/demo --route-every 5 --out every-fifth
+
+      atoll evaluate runs/photos --memory 12GB --weights int8 --out in-eight-bits
     """
     for name in route:
         parse_route(name)
@@ -63,7 +67,13 @@ def evaluate(
     plan = EvaluationPlan(arms=arms, count=n, seed=seed, threads=threads, feature_scale=scale)
     with bars() as bar:
         result = run_evaluation(
-            place, plan, results, device=device, progress=lambda arm, done, total: bar(f"painting {arm}", done, total)
+            place,
+            plan,
+            results,
+            device=device,
+            memory=memory,
+            weights=weights,
+            progress=lambda arm, done, total: bar(f"painting {arm}", done, total),
         )
     write_report(place, result, results)
     print_evaluation(result)

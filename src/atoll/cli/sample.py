@@ -12,7 +12,7 @@ from ..evaluation.samples import SampleSettings, write_samples
 from ..model import load
 from ..sampling import Sampling
 from .bars import bars, console
-from .sampling_options import sampling_options
+from .sampling_options import Device, Memory, Weights, sampling_options
 
 
 @sampling_options()
@@ -26,15 +26,9 @@ def sample(
     router: Annotated[str | None, typer.Option(help="Another router folder of the run, such as router-blind")] = None,
     batch: Annotated[int, typer.Option(help="Images per network call", min=1)] = 64,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, or several: cuda:0,cuda:1; default: cuda if there is one")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="What experts may take of a device: 12GB; default: what is free on a GPU")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images")
-    ] = None,
+    device: Device = None,
+    memory: Memory = None,
+    weights: Weights = None,
     out: Annotated[Path, typer.Option(help="Folder for the PNGs and samples.json")] = Path("samples"),
 ) -> None:
     """Paint images. Writes one PNG per image, a sheet of all, and samples.json with every setting.

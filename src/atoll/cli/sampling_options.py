@@ -15,6 +15,15 @@ from ..sampling import Sampling
 
 NAME = "sampling"  # the parameter of a verb that takes them all
 
+# where the experts go, which makes no other images but for int8
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, mps, or several: cuda:0,cuda:1; default: cuda if there is one")
+]
+Memory = Annotated[
+    str | None, typer.Option(help="What experts may take of a device: 12GB; default: what is free on a GPU")
+]
+Weights = Annotated[str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images")]
+
 
 def sampling_options(*, own: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options of `Sampling` in the place of its parameter `sampling`, which gets the object.

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from ..process import Condition, computing_in
+from ..process import Condition
 
 CLOSE = 1e-6  # times nearer than that are the same
 Router = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
@@ -59,15 +58,3 @@ class AskedEvery:
             answer = answer.where(due[:, None], before)
         self._kept[:] = [answer]
         return answer
-
-
-@dataclass(frozen=True)
-class RouterInPrecision:
-    """A router whose matrix products are made in `precision`; its weights are float32."""
-
-    router: Router
-    precision: torch.dtype
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-        with computing_in(self.precision, x.device):
-            return self.router(x, t, condition).float()

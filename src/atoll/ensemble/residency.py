@@ -48,7 +48,7 @@ class Stored:
 class Running:
     """How experts are run. `graphs` None: on CUDA devices."""
 
-    streams: int = 8  # on which experts run at the same time
+    streams: int = 4  # on which experts run at the same time; two to eight are alike on an H200
     graphs: bool | None = None
     kernels: bool = False  # our fused ones: somebody has asked them on this card
     shapes: tuple[int, ...] = SHAPES

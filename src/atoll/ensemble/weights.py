@@ -193,13 +193,14 @@ class Filling:
         yield bytes_of(buffer)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             value = buffer.view(torch.float32).view(self._layout.shape_of(name))
-            self.put(name, value.to(self._memory.device, non_blocking=True))
+            there = value.to(self._memory.device, non_blocking=True)
+            self._extremes[name] = torch.stack((there if self._cuda else value).aminmax())
+            self.put(name, there)
             if self._stream is not None:
                 self._free[turn] = self._stream.record_event()
 
     def put(self, name: str, value: Tensor) -> None:
         """Take a tensor of the file, by its name there."""
-        self._extremes[name] = torch.stack(value.aminmax())
         kept = {name: value}
         if name not in self._layout.places:
             module = name.removesuffix("weight")

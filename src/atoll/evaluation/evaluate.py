@@ -21,7 +21,7 @@ from ..artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..ensemble.versions import open_ensemble, open_reference, place_of
-from ..model import load
+from ..model import Model, load
 from ..models.feature_extractors import load_extractor
 from ..sampling import Sampling
 from .metrics import Features, Recogniser, frechet_distance, nearest_distances
@@ -81,26 +81,43 @@ def monolith_arms(guidances: Sequence[float], *, sampling: Sampling = Sampling()
 
 
 def evaluate(
-    run: Store, plan: EvaluationPlan, out: Store, *, device: str | None = None, progress: Progress | None = None
+    run: Store,
+    plan: EvaluationPlan,
+    out: Store,
+    *,
+    device: str | None = None,
+    memory: str | None = None,
+    weights: str | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`."""
+    """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`.
+
+    `device`, `memory` and `weights` are `load`'s: where the experts go.
+    """
     version = open_ensemble(run)
     data = open_reference(run, version.data, "data")
     real = RealData(data, plan.feature_scale)
     prompts, wanted = real.prompts(plan.count)
 
-    arms = []
-    for arm in plan.arms:
+    kept: dict[tuple[str, str | None], Model] = {}
+
+    def opened(place: str, router: str | None) -> Model:
+        if (place, router) not in kept:
+            kept.clear()  # arms of one model follow each other, and two models may be too large for a card
+            kept[place, router] = load(place, router=router, device=device, memory=memory, weights=weights)
+        return kept[place, router]
+
+    def measured(arm: Arm) -> dict[str, Any]:
         source = run
         if arm.model == "monolith":
             if version.monolith is None:
                 raise UserError(f"{arm.name}: the model of {run} names no monolith to compare with; leave this arm out")
             source = place_of(run, version.monolith)
-        model = load(source.url, router=arm.router if arm.model == "ensemble" else None, device=device)
+        model = opened(source.url, arm.router if arm.model == "ensemble" else None)
 
-        def on_step(done: int, total: int, name: str = arm.name, steps: int = arm.sampling.steps) -> None:
+        def on_step(done: int, total: int) -> None:
             if progress is not None:
-                progress(name, done // steps, total // steps)
+                progress(arm.name, done // arm.sampling.steps, total // arm.sampling.steps)
 
         arm = arm.model_copy(update={"sampling": model.settled(arm.sampling)})
         settings = plan.settings(arm.sampling, prompts)
@@ -113,8 +130,9 @@ def evaluate(
         missing = sorted(model.missing)
         facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest, "missing": missing}
         compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
-        arms.append({**arm.model_dump(mode="json"), **compared, **facts, **real.measure(images, wanted)})
+        return {**arm.model_dump(mode="json"), **compared, **facts, **real.measure(images, wanted)}
 
+    arms = [measured(arm) for arm in plan.arms]
     result = {
         "schema_version": 2,
         "plan": plan.model_dump(mode="json"),

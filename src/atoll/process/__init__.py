@@ -7,11 +7,9 @@ from .denoiser import (
     Denoiser,
     GuidanceWeights,
     GuidedDenoiser,
-    InPrecision,
     NetworkDenoiser,
     PerImageDenoiser,
     UnhurriedDenoiser,
-    computing_in,
     guide,
 )
 from .objective import (
@@ -47,7 +45,6 @@ __all__ = [
     "Denoiser",
     "GuidanceWeights",
     "GuidedDenoiser",
-    "InPrecision",
     "Kind",
     "LinearFlow",
     "LogitNormal",
@@ -68,7 +65,6 @@ __all__ = [
     "carries_only_noise",
     "coefficients",
     "combine",
-    "computing_in",
     "convert",
     "fixed_times",
     "guide",

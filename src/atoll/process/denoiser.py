@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -99,32 +98,3 @@ class NetworkDenoiser:
         if value.shape != x.shape:  # learned variances, for one: they would broadcast or fail far from here
             raise ValueError(f"the network answered {list(value.shape)} to a state of shape {list(x.shape)}")
         return Prediction(self.kind, value)
-
-
-@dataclass(frozen=True)
-class InPrecision:
-    """A denoiser whose matrix products are made in `precision` (float32: as they are); states and answers stay as wide.
-
-    The one place where sampling leaves float32.
-    """
-
-    denoiser: Denoiser
-    precision: torch.dtype
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.denoiser.schedule
-
-    @property
-    def kind(self) -> Kind:
-        return self.denoiser.kind
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        with computing_in(self.precision, x.device):
-            answer = self.denoiser(x, t, condition)
-        return Prediction(answer.kind, answer.value.to(x.dtype))
-
-
-def computing_in(precision: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
-    """While inside, networks on `device` make their matrix products in `precision`."""
-    return torch.autocast(device.type, precision, enabled=precision is not torch.float32)

@@ -277,6 +277,19 @@ def test_manifest_round_trip() -> None:
     assert Manifest.parse(manifest.to_bytes(), "here") == manifest
 
 
+def test_a_newer_one_goes_beside_the_older() -> None:
+    names = {
+        "data": "data-2",
+        "data-2": "data-3",
+        "data-9": "data-10",
+        "my-run": "my-run-2",
+        "router-blind-2": "router-blind-3",
+    }
+    for older, newer in names.items():
+        for run in ("/runs/a", "s3://bucket/a"):
+            assert Store.at(f"{run}/{older}").successor == Store.at(f"{run}/{newer}")
+
+
 def test_unknown_storage_is_refused() -> None:
     with pytest.raises(UserError, match="unknown storage scheme nosuch"):
         Store.at("nosuch://bucket/run")

@@ -37,6 +37,19 @@ from atoll.planning.stage import architecture
 from image_forms import CONFIG, FORMS, Item, folder, parquet, pictures, samples_of, shuffled, tars
 
 
+def test_a_part_of_the_digits_and_the_rest_are_all_of_them(tmp_path: Path) -> None:
+    prepare("digits[:1500]", tmp_path / "data")
+    prepare("digits[1500:]", tmp_path / "data-2", onto=tmp_path / "data")
+    whole = prepare("digits", tmp_path / "whole")
+    parts = [Artifact.open(tmp_path / name) for name in ("data", "data-2")]
+    assert [part.config["count"] for part in parts] == [1500, 1797]
+    assert all(part.config["source"]["kind"] == "digits" for part in parts)
+    assert set(Index.of(parts[1]).ids) == set(Index.of(whole).ids)
+    for wrong in ("digits[1500:1500]", "digits[:1798]", "digits[9:3]"):
+        with pytest.raises(UserError, match="there are 1,797 digits"):
+            prepare(wrong, tmp_path / "no")
+
+
 def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
     data = prepare("digits", tmp_path / "data")
     index, samples = Index.of(data), samples_of(data)

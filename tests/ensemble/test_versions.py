@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -236,12 +237,35 @@ def test_a_version_of_absurd_size_is_not_read(run: Path) -> None:
         assert open_ensemble(Store.at(run)).version == 10
 
 
-@pytest.mark.parametrize("what", ["a pipe", "a device without end"])
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "link to nowhere", "link to itself"])
 def test_what_is_no_file_is_not_waited_for(what: str, run: Path) -> None:
     place = run / "ensemble" / "000011.json"
-    os.mkfifo(place) if what == "a pipe" else place.symlink_to("/dev/zero")
-    with pytest.warns(DamagedHistory, match=r"000011.json cannot be read \(not a regular file\)"):
+    if what == "pipe":
+        os.mkfifo(place)
+    elif what == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to({"device": "/dev/zero", "link to nowhere": "nowhere", "link to itself": place.name}[what])
+    with pytest.warns(DamagedHistory, match=r"000011.json is no file"):
         assert open_ensemble(Store.at(run)).version == 10
+
+
+def test_a_store_that_does_not_answer_is_no_reason_to_undo_what_somebody_did(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest version cannot be read for a moment: nobody may go on from the one before it."""
+    whole = Store.read
+
+    def failing(self: Store, name: str, most: int | None = None) -> bytes:
+        if name == "000010.json":
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        return whole(self, name, most)
+
+    monkeypatch.setattr(Store, "read", failing)
+    for verb in (open_ensemble, lambda store: set_route(store, "full")):
+        with pytest.raises(UserError, match=r"000010.json: cannot be read \(timed out\); try again"):
+            verb(Store.at(run))
+    assert len(list((run / "ensemble").iterdir())) == 10
 
 
 def test_a_run_of_an_older_atoll_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 
+import fsspec
 import pytest
 from safetensors.torch import load_file
 
@@ -241,3 +243,22 @@ def test_the_router_goes_on_from_the_older_one(late: Path, run: Path, capsys: py
     told = capsys.readouterr().out
     assert "trains on from" not in told
     assert "start" not in Artifact.open(run / "router-3").manifest.parents
+
+
+def test_a_run_on_an_object_store_grows_too(early: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    shutil.rmtree(early / "orders-2")
+    run = f"memory://{uuid.uuid4().hex}/run"
+    filesystem, root = fsspec.core.url_to_fs(run)
+    filesystem.put(str(early), root, recursive=True)
+    main(["plan", f"{run}/data-2", "--onto", f"{run}/orders", "--grown-by", "0.18", "--images", "320"])
+    main(["plan", run, "--reissue", "2", "--images", "320"])
+    version = open_ensemble(Store.at(run))
+    assert version.partition.path == "partition-2"
+    # orders-3 is there from before the model went back, and is another cluster's
+    assert [reference.path for reference in version.orders] == ["orders", "orders-2", "orders-4"]
+    made = train(f"{run}/orders-4/02.json", tmp_path / "e", resources=CPU)
+    assert made is not None
+    assert made.manifest.parents["start"] == next(m.digest for m in version.serving if m.cluster == 2)
+    assert admit(Store.at(run), tmp_path / "e").member.serving
+    main(["status", run])

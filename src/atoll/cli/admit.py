@@ -22,6 +22,9 @@ def admit(
     match, files no expert has, an error on the holdout far above a Gaussian's (the order says how far). Nothing is
     written for a refused expert.
 
+    An expert of any order that the run ever gave out is welcome, also after late data: it is measured on the
+    newest holdout, and serves unless one of a newer order does and is no worse.
+
     Example:
 
       atoll admit from-alice/ from-bob/ --out runs/flowers

@@ -53,7 +53,7 @@ def change_ensemble(run: Store, change: Change, what: str) -> Version:
         created = run.child(FOLDER).create(after.name, after.to_bytes())
         if not created:
             # one of those who try gets through each time; the more they are, the longer it pays to stay away
-            time.sleep(random.uniform(0, min(MOST_WAIT, (time.monotonic() - began) * 2**refusals)))
+            time.sleep(random.uniform(0, min(MOST_WAIT, (time.monotonic() - began) * 2 ** min(refusals, 10))))
         history.refresh()
         if created:
             if history.newest == after:  # else whoever was next leaves the copy

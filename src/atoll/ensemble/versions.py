@@ -8,6 +8,7 @@ is the newest version that counts. RUN/ensemble.json is a copy of it for people'
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import warnings
@@ -28,6 +29,7 @@ from ..artifacts import (
     canonical_json,
     explain,
     find,
+    printable,
     sha256_bytes,
     sweep,
 )
@@ -42,6 +44,7 @@ MOST_CLUSTERS = 4096
 MOST_EXPERTS = 65_536  # ever admitted, of all clusters
 MOST_ORDERS = 4096
 MOST_BYTES = 64 * 2**20  # of a version's file
+NO_FILE = (errno.ENOENT, errno.EINVAL, errno.EISDIR, errno.ELOOP)  # links to nowhere, pipes, folders
 READERS = 16  # files read at once, which only counts on object stores
 FILE_NAME = re.compile(r"^(\d{6,9})\.json$")
 
@@ -183,12 +186,17 @@ def parse_version(data: bytes, number: int) -> Version:
 
 
 def read_version(folder: Store, number: int) -> Version | Damaged:
+    """A version, or why its file is none. A store that does not answer says nothing about it: that is an error."""
     try:
         return parse_version(folder.read(file_name(number), MOST_BYTES), number)
     except Damaged as error:
         return Damaged(f"is damaged ({error})")
     except OSError as error:
-        return Damaged(f"cannot be read ({error.strerror or error})")
+        why = error.strerror or " ".join(str(error).split()) or type(error).__name__
+        if folder.is_local and error.errno in NO_FILE:
+            return Damaged(f"is no file ({why.lower()})")
+        # to go on without it would undo what somebody did
+        raise UserError(f"{folder}/{file_name(number)}: cannot be read ({printable(why)}); try again") from error
 
 
 class DamagedHistory(Notice):

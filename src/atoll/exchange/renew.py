@@ -132,8 +132,18 @@ def reissue(
     def make() -> list[Order]:
         return orders_for(run, version, sorted(set(clusters)), data, partition, from_scratch, change)
 
-    orders = plan_again(data, partition, newest, out or newest.store.successor, request, make)
+    orders = plan_again(data, partition, newest, out or place_after(newest, request), request, make)
     return orders, accept_orders(run, data, partition, orders)
+
+
+def place_after(newest: Artifact, request: Mapping[str, Any]) -> Store:
+    """The next place for orders that is free, or holds these: one may have been left by a model that went back."""
+    place = newest.store.successor
+    while (there := find(place)) is not None and (
+        there.config.get("request") != request or there.manifest.parents.get("orders") != newest.digest
+    ):
+        place = place.successor
+    return place
 
 
 def orders_for(

@@ -1,10 +1,11 @@
-"""What it costs in quality to ask the router at every n-th step only, or to fix an image's expert at the first one.
+"""What the cheaper ways to sample cost in quality: the router asked rarely, an expert fixed, bfloat16.
 
-    python benchmarks/route_every.py RUN --out benchmarks/results/route-every.json [--seeds 0 1000] [-n 1000]
+    python benchmarks/sampling_choices.py RUN --out benchmarks/results/sampling-choices.json [--seeds 0 1000] [-n 1000]
 
 RUN is a finished demo (`atoll demo`). Every arm paints the same prompts from the same noise, and is measured as
-`atoll evaluate` measures: Frechet distance and share recognised. Beside them stands how many images differ visibly from
-those of the same route (`fixed`: of top-1) with the router asked at every step: in some pixel, by a tenth of the range.
+`atoll evaluate` measures: Frechet distance and share recognised. Beside them stands how many images differ visibly, in
+some pixel by a tenth of the range, from those of the same route (`fixed`: of top-1) in float32 with the router asked at
+every step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import platform
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -47,7 +49,7 @@ def main() -> None:
         arms = arms_of(arguments.every, arguments.guidance, arguments.steps)
         runs = [measured(arguments.run, work / f"seed-{seed}", arms, seed, arguments.n) for seed in arguments.seeds]
     record = {
-        "command": " ".join(["python benchmarks/route_every.py", *sys.argv[1:]]),
+        "command": " ".join(["python benchmarks/sampling_choices.py", *sys.argv[1:]]),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         "sampling": {"steps": arguments.steps, "solver": Sampling().solver, "count": arguments.n},
         "floors": runs[0]["floors"],
@@ -60,16 +62,21 @@ def main() -> None:
 
 
 def arms_of(every: list[int], guidances: list[float], steps: int) -> list[Arm]:
-    """Two routes at every interval, the first of which is what the others are compared with, and `fixed`."""
-    ways = [(route, n) for route in ("top-1", "top-2") for n in every] + [("fixed", 1)]
-    return [
-        Arm(
-            name=f"{route}-every-{n}-g{guidance:g}",
-            sampling=Sampling(steps=steps, guidance=guidance, route=route, route_every=n, precision="float32"),
-        )
+    """Two routes with the router asked more and more rarely, and in bfloat16; and `fixed`."""
+    ways: list[dict[str, Any]] = [{"route": "fixed"}]
+    for route in ("top-1", "top-2"):
+        ways += [{"route": route, "route_every": n} for n in every] + [{"route": route, "precision": "bfloat16"}]
+    samplings = [
+        Sampling(**{"steps": steps, "guidance": guidance, "precision": "float32", **way})
         for guidance in guidances
-        for route, n in ways
+        for way in ways
     ]
+    return [Arm(name=name_of(sampling), sampling=sampling) for sampling in samplings]
+
+
+def name_of(sampling: Sampling) -> str:
+    half = "-bfloat16" if sampling.precision == "bfloat16" else ""
+    return f"{sampling.route}-every-{sampling.route_every}-g{sampling.guidance:g}{half}"
 
 
 def measured(run: Path, work: Path, arms: list[Arm], seed: int, count: int) -> dict[str, Any]:
@@ -84,11 +91,11 @@ def measured(run: Path, work: Path, arms: list[Arm], seed: int, count: int) -> d
     found = {}
     for row, arm in zip(result["arms"], arms, strict=True):
         route = "top-1" if arm.sampling.route == "fixed" else arm.sampling.route
-        often = f"{route}-every-1-g{arm.sampling.guidance:g}"
+        plain = name_of(replace(arm.sampling, route=route, route_every=1, precision="float32"))
         found[arm.name] = {
             "frechet": row["frechet"],
             "recognised": row["recognised"],
-            "visibly_different": different(images[arm.name], images[often]),
+            "visibly_different": different(images[arm.name], images[plain]),
         }
     return {"floors": result["floors"], "arms": found}
 
@@ -106,6 +113,7 @@ def summed_up(arm: Arm, rows: list[dict[str, float]]) -> dict[str, Any]:
         "route": sampling.route,
         "route_every": sampling.route_every,
         "guidance": sampling.guidance,
+        "precision": sampling.precision,
         "router_calls_per_step": 1 / asked,
         "frechet": round(mean(row["frechet"] for row in rows), 2),
         "frechet_by_seed": [round(row["frechet"], 2) for row in rows],

@@ -259,3 +259,27 @@ def test_data_prepared_before_there_was_a_map_is_previewed_too(ensemble: Model) 
     old = replace(ensemble, latent=ensemble.latent.model_copy(update={"preview": None}))
     moment = next(iter(old.stream(PROMPTS, steps=2)))
     assert [image.size for image in moment.previews] == [(8, 8)] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("route", ["top-1", "top-2", "fixed"])
+def test_room_for_two_of_eight_experts_paints_the_same_images(ensemble: Model, tiny_demo: Path, route: str) -> None:
+    """Out of step, or in step for whoever watches."""
+    small = atoll.load(tiny_demo, device="cpu", memory=0.001)
+    assert "room for 2 at a time on cpu (--memory 0.001GB)" in small.said
+    assert "all on cpu" in ensemble.said
+    assert small.digest == ensemble.digest
+    expected = pixels(ensemble.generate(PROMPTS, steps=4, route=route))
+    assert abs(pixels(small.generate(PROMPTS, steps=4, route=route)) - expected).max() <= 1
+    seen: list[int] = []
+    watched = small.generate(PROMPTS, steps=4, route=route, callback=lambda moment: seen.append(moment.step))
+    assert abs(pixels(watched) - expected).max() <= 1
+    assert seen == [1, 2, 3, 4]
+
+
+def test_weights_of_eight_bits_are_another_model(ensemble: Model, tiny_demo: Path) -> None:
+    rounded = atoll.load(tiny_demo, device="cpu", weights="int8")
+    assert "in int8 and float32" in rounded.said
+    assert rounded.digest != ensemble.digest
+    seeds = image_seeds(0, len(PROMPTS))
+    one, other = (model.latents(PROMPTS, seeds, Sampling(steps=4, route="full")) for model in (ensemble, rounded))
+    assert 1e-6 < (one - other).abs().mean() < 0.05

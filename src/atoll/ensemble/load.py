@@ -67,7 +67,7 @@ def load_ensemble(run: Store, router: str | None = None, device: torch.device | 
         check_digest(run, version.router, trained.digest)
     else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
-    experts, missing = [], dict.fromkeys(version.empty_clusters(), "none serves yet")
+    experts, missing = [], dict.fromkeys(version.empty_clusters(), "no expert serves it")
     for member in version.serving:
         try:
             expert = load_expert(place_of(run, member), device)

@@ -95,6 +95,15 @@ def test_a_strangers_words_reach_the_terminal_as_words(run: Path, capsys: pytest
     assert "is missing" in shown
 
 
+def test_on_a_narrow_terminal_names_are_whole(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars.console, "width", 80)
+    shown = told(capsys, str(run))
+    assert all(member.name in shown for member in open_ensemble(Store.at(run)).experts)
+    assert max(map(len, shown.splitlines()[1:])) <= 80
+
+
 def test_a_long_history_is_cut_short_unless_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(12):
         main(["ensemble", str(run), "--route", f"top-{number + 3}"])

@@ -90,6 +90,7 @@ def show(run: Store, number: int | None, most: int | None) -> None:
         why = f" ({history.unused[number]})" if number in history.unused else ""
         raise UserError(f"{number}: {run} has no such version{why}; there are {there}")
     console.print(experts_table(run, version))
+    console.print()
     for name, value in facts(run, version):
         console.print(Text.assemble((f"{name:<10}", "bold"), value), soft_wrap=True)
     console.print()
@@ -100,13 +101,14 @@ def show(run: Store, number: int | None, most: int | None) -> None:
 
 def experts_table(run: Store, version: Version) -> Table:
     title = f"{run}, version {version.version}"
-    table = Table(title=Text(title), title_justify="left", header_style="bold")
-    for column in ("cluster", "expert", "objective"):
-        table.add_column(column)
+    table = Table(title=Text(title), title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("cluster", justify="right")
+    table.add_column("expert", no_wrap=True)  # the name is what --use wants, whole
+    table.add_column("objective", overflow="fold")
     for column in ("error", "Gaussian's"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("licence", overflow="fold")
-    table.add_column("serves")
+    table.add_column("serves", no_wrap=True)
     for cluster in range(version.clusters):
         members = [member for member in version.experts if member.cluster == cluster]
         idle = "no" if any(member.serving for member in members) else "[yellow]none does[/yellow]"

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from atoll.models import dit, fused
 from atoll.models.dit import Block, DiTConfig
+from atoll.models.fused import block as fused_block
 
 EPS = 1e-6
 XL = {"images": 128, "tokens": 256, "width": 1152, "heads": 16, "text": 77}
@@ -57,6 +58,16 @@ class Operator:
     fused: Callable[..., Any]
     plain: Callable[..., Any]
     inputs: tuple[str, ...]
+
+
+def holding(held: Tensor, bias: Tensor) -> Tensor:
+    """The same numbers, as a function of the bias they already hold."""
+    return held + (bias - bias.detach()).reshape(held.shape[2:])
+
+
+def add_modulate(h: Tensor, gate: Tensor | None, branch: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    h = h + branch if gate is None else dit.gated_add(h, gate, branch)
+    return h, dit.modulate(h, shift, scale, EPS)
 
 
 def plain_cross_attention(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
@@ -83,35 +94,40 @@ OPERATORS = {
         lambda h, shift, scale: dit.modulate(h, shift, scale, EPS),
         ("tokens", "vector", "vector"),
     ),
+    "keep_and_norm": Operator(
+        lambda h, shift, scale: fused.keep_and_norm(h, shift, scale, EPS),
+        lambda h, shift, scale: (h + 0.0, dit.modulate(h, shift, scale, EPS)),
+        ("tokens", "vector", "vector"),
+    ),
     "add_norm_modulate": Operator(
-        lambda h, branch, shift, scale: fused.add_norm_modulate(h, branch, None, shift, scale, EPS),
-        lambda h, branch, shift, scale: dit.add_modulate(h, None, branch, shift, scale, EPS),
-        ("tokens", "tokens", "vector", "vector"),
+        lambda h, branch, shift, scale, bias: fused.add_norm_modulate(h, branch, None, shift, scale, EPS, bias),
+        lambda h, branch, shift, scale, bias: add_modulate(h, None, holding(branch, bias), shift, scale),
+        ("tokens", "tokens", "vector", "vector", "bias"),
     ),
     "add_norm_modulate, gated": Operator(
-        lambda h, branch, gate, shift, scale: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS),
-        lambda h, branch, gate, shift, scale: dit.add_modulate(h, gate, branch, shift, scale, EPS),
-        ("tokens", "tokens", "vector", "vector", "vector"),
+        lambda h, branch, gate, shift, scale, bias: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS, bias),
+        lambda h, branch, gate, shift, scale, bias: add_modulate(h, gate, holding(branch, bias), shift, scale),
+        ("tokens", "tokens", "vector", "vector", "vector", "bias"),
     ),
     "gated_add": Operator(
         fused.gated_add,
-        dit.gated_add,
-        ("tokens", "vector", "tokens"),
+        lambda h, gate, branch, bias: dit.gated_add(h, gate, holding(branch, bias)),
+        ("tokens", "vector", "tokens", "bias"),
     ),
     "self_attention": Operator(
         fused.self_attention,
-        lambda qkv: plain_attention(*dit.split_heads(qkv.flatten(2), 3, qkv.shape[3]), None),
-        ("qkv",),
+        lambda qkv, bias: plain_attention(*dit.split_heads(holding(qkv, bias).flatten(2), 3, qkv.shape[3]), None),
+        ("qkv", "qkv bias"),
     ),
     "cross_attention": Operator(
-        lambda q, kv: fused.cross_attention(q, kv, None),
-        lambda q, kv: plain_cross_attention(q, kv, None),
-        ("q", "kv"),
+        lambda q, kv, q_bias, kv_bias: fused.cross_attention(q, kv, None, q_bias, kv_bias),
+        lambda q, kv, q_bias, kv_bias: plain_cross_attention(holding(q, q_bias), holding(kv, kv_bias), None),
+        ("q", "kv", "bias", "kv bias"),
     ),
     "cross_attention, masked": Operator(
         fused.cross_attention,
-        plain_cross_attention,
-        ("q", "kv", "mask"),
+        lambda q, kv, mask, q_bias, kv_bias: plain_cross_attention(holding(q, q_bias), holding(kv, kv_bias), mask),
+        ("q", "kv", "mask", "bias", "kv bias"),
     ),
 }
 
@@ -122,19 +138,28 @@ TILES = {
     "add": [(2048, 4, 0), (4096, 4, 0), (8192, 8, 0)],
     "add_backward": [(2048, 8, 32), (4096, 4, 16), (4096, 4, 32), (4096, 4, 64), (4096, 8, 32), (8192, 8, 32)],
 }
+HALVES = [
+    (64, 64, 4, 2),
+    (64, 32, 4, 3),
+    (64, 32, 4, 2),
+    (32, 64, 4, 3),
+    (64, 64, 4, 3),
+    (64, 128, 4, 2),
+    (32, 64, 4, 2),
+]
 ATTENTION_TILES = {
-    "self": [(128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2), (128, 256, 8, 1), (64, 128, 4, 2)],
-    "cross": [(128, 128, 8, 1), (64, 128, 4, 1), (128, 32, 8, 2), (64, 32, 4, 2)],
-    "self_backward": [(64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 4, 1), (64, 64, 4, 2), (64, 256, 8, 1)],
-    "cross_backward": [(64, 128, 8, 1), (64, 128, 8, 2), (128, 32, 4, 1), (64, 64, 4, 1), (64, 128, 4, 1)],
+    "self": [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3), (64, 128, 4, 2)],
+    "cross": [(64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 1), (64, 16, 4, 3)],
+    "self_dq": HALVES,
+    "self_dkv": HALVES,
+    "cross_dq": HALVES,
+    "cross_dkv": HALVES,
 }
 USES = {
-    "self": ("self_attention",),
-    "cross": ("cross_attention, masked",),
-    "self_backward": ("self_attention",),
-    "cross_backward": ("cross_attention, masked",),
+    **dict.fromkeys(("self", "self_dq", "self_dkv"), ("self_attention",)),
+    **dict.fromkeys(("cross", "cross_dq", "cross_dkv"), ("cross_attention, masked",)),
     "norm": ("norm_modulate", "add_norm_modulate"),
-    "norm_backward": ("norm_modulate", "add_norm_modulate", "add_norm_modulate, gated"),
+    "norm_backward": ("keep_and_norm", "add_norm_modulate", "add_norm_modulate, gated"),
     "add": ("gated_add",),
     "add_backward": ("gated_add",),
 }
@@ -222,12 +247,12 @@ def plain_formulas() -> Iterator[None]:
 
 @contextmanager
 def plain_attention_only() -> Iterator[None]:
-    kept = fused.attends
-    fused.attends = lambda h, tokens, keys, head: False
+    kept = fused_block.attends
+    fused_block.attends = lambda h, tokens, keys, head: False
     try:
         yield
     finally:
-        fused.attends = kept
+        fused_block.attends = kept
 
 
 # ------------------------------------------------------------------------------------------------------- errors
@@ -276,6 +301,9 @@ def random_inputs(operator: Operator, shape: dict[str, int], dtype: torch.dtype)
         "qkv": (images, tokens, 3, *heads),
         "q": (images, tokens, *heads),
         "kv": (images, text, 2, *heads),
+        "bias": (width,),
+        "kv bias": (2 * width,),
+        "qkv bias": (3 * width,),
     }
     made: list[Tensor] = []
     for kind in operator.inputs:

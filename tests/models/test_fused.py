@@ -20,6 +20,8 @@ from torch import Tensor
 
 from atoll.models import dit, fused
 from atoll.models.dit import Block, DiTConfig
+from atoll.models.fused import attention
+from atoll.models.fused.attention import LONGEST_ATTENTION
 
 EPS = 1e-6
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -84,32 +86,55 @@ def test_norm_and_modulation(size: tuple[int, int, int], device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_norm_of_tokens_that_are_kept(size: tuple[int, int, int], device: str) -> None:
+    images, _tokens, width = size
+    h, six = random(device, size, (images, 6, 1, width))
+    agree(
+        lambda h, six: fused.keep_and_norm(h, six[:, 3], six[:, 4], EPS),
+        lambda h, six: (h + 0.0, plain_modulate(h, six[:, 3], six[:, 4])),
+        [3 * h + 1, six],
+        1e-6,
+    )
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_branch_joins_and_the_sum_is_normed(size: tuple[int, int, int], gated: bool, device: str) -> None:
     images, _tokens, width = size
-    h, branch, six = random(device, size, size, (images, 6, 1, width))
+    h, branch, six, bias = random(device, size, size, (images, 6, 1, width), (width,))
 
-    def ours(h: Tensor, branch: Tensor, six: Tensor) -> tuple[Tensor, Tensor]:
-        return fused.add_norm_modulate(h, branch, six[:, 2] if gated else None, six[:, 3], six[:, 4], EPS)
+    def ours(h: Tensor, branch: Tensor, six: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.add_norm_modulate(h, branch, six[:, 2] if gated else None, six[:, 3], six[:, 4], EPS, bias)
 
-    def plain(h: Tensor, branch: Tensor, six: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(h: Tensor, branch: Tensor, six: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        branch = holding(branch, bias)
         h = h + (six[:, 2] * branch if gated else branch)
         return h, plain_modulate(h, six[:, 3], six[:, 4])
 
-    agree(ours, plain, [h, branch, six], 1e-6)
+    agree(ours, plain, [h, branch, six, bias], 1e-6)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_branch_joins(size: tuple[int, int, int], device: str) -> None:
     images, _tokens, width = size
-    h, branch, six = random(device, size, size, (images, 6, 1, width))
+    h, branch, six, bias = random(device, size, size, (images, 6, 1, width), (width,))
     agree(
-        lambda h, branch, six: fused.gated_add(h, six[:, 5], branch),
-        lambda h, branch, six: h + six[:, 5] * branch,
-        [h, branch, six],
+        lambda h, branch, six, bias: fused.gated_add(h, six[:, 5], branch, bias),
+        lambda h, branch, six, bias: h + six[:, 5] * holding(branch, bias),
+        [h, branch, six, bias],
         1e-6,
     )
+
+
+@pytest.mark.parametrize("size", [(2, 7, 48), (1, 3, 1030), (140, 24)], ids=str)
+def test_gelu_backward(size: tuple[int, ...], device: str) -> None:
+    x, dy, bias = random(device, size, size, size[-1:])
+    wide = (3 * x).double().requires_grad_(), bias.double().requires_grad_()
+    y = F.gelu(holding(*wide), approximate="tanh")
+    dx, dbias = torch.autograd.grad(y, wide, dy.double())
+    for ours, truth in zip(fused.gelu_backward(dy, 3 * x), (dx, y, dbias), strict=True):
+        assert (ours.double() - truth).norm() <= 1e-6 * truth.norm()
 
 
 def test_images_may_share_a_vector(device: str) -> None:
@@ -137,34 +162,40 @@ HEADS = [(2, 20, 5, 2, 24), (1, 65, 77, 2, 72), (1, 256, 130, 1, 72), (2, 17, 16
 @pytest.mark.parametrize("size", HEADS, ids=str)
 def test_self_attention(size: tuple[int, int, int, int, int], device: str) -> None:
     images, tokens, _keys, heads, head = size
-    (qkv,) = random(device, (images, tokens, 3, heads, head), dtype=torch.float16)
-    agree(fused.self_attention, lambda qkv: plain_attention(*qkv.unbind(2), None), [qkv], 2e-3)
+    qkv, bias = random(device, (images, tokens, 3, heads, head), (3 * heads * head,), dtype=torch.float16)
+    agree(
+        fused.self_attention,
+        lambda qkv, bias: plain_attention(*holding(qkv, bias).unbind(2), None),
+        [qkv, bias],
+        2e-3,
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("size", HEADS, ids=str)
 def test_cross_attention(size: tuple[int, int, int, int, int], masked: bool, device: str) -> None:
     images, tokens, keys, heads, head = size
-    q, kv = random(device, (images, tokens, heads, head), (images, keys, 2, heads, head), dtype=torch.float16)
+    shapes = (images, tokens, heads, head), (images, keys, 2, heads, head), (heads * head,), (2 * heads * head,)
+    inputs = random(device, *shapes, dtype=torch.float16)
     mask = None
     if masked:
         mask = (torch.rand(images, keys, generator=torch.Generator().manual_seed(2)) < 0.4).to(device)
         mask[:, : keys // 2] = False  # a whole block of keys may be forbidden
         mask[:, -2:] = True
     agree(
-        lambda q, kv: fused.cross_attention(q, kv, mask),
-        lambda q, kv: plain_attention(q, *kv.unbind(2), mask),
-        [q, kv],
+        lambda q, kv, q_bias, kv_bias: fused.cross_attention(q, kv, mask, q_bias, kv_bias),
+        lambda q, kv, q_bias, kv_bias: plain_attention(holding(q, q_bias), *holding(kv, kv_bias).unbind(2), mask),
+        inputs,
         2e-3,
     )
 
 
 def test_sizes_without_a_kernel_are_refused() -> None:
     with pytest.raises(AssertionError, match="no kernel"):
-        fused.self_attention(torch.zeros(1, fused.LONGEST_ATTENTION + 1, 3, 1, 64))
+        fused.self_attention(torch.zeros(1, LONGEST_ATTENTION + 1, 3, 1, 64))
     q, kv = torch.zeros(2, 4, 1, 64), torch.zeros(2, 5, 2, 1, 64)
     with pytest.raises(AssertionError, match="no kernel"):
-        fused.cross_attention(q, torch.zeros(2, fused.LONGEST_ATTENTION + 1, 2, 1, 64), None)
+        fused.cross_attention(q, torch.zeros(2, LONGEST_ATTENTION + 1, 2, 1, 64), None)
     with pytest.raises(AssertionError, match="keys and values"):
         fused.cross_attention(q, kv[:1], None)
     with pytest.raises(AssertionError, match="mask"):
@@ -206,11 +237,18 @@ def test_a_block_is_the_same_block(variant: Any, condition: Any, device: str, mo
     plain = run(*(x.requires_grad_() for x in (h, signal, text)))
     plain += torch.autograd.grad(plain[0].square().sum(), (h, signal, text))
     monkeypatch.setattr(fused, "available", lambda h: True)
-    monkeypatch.setattr(fused, "HALF_TYPES", (torch.float32,))  # attention too, at the precision of this test
+    monkeypatch.setattr(attention, "available", lambda h: True)
+    monkeypatch.setattr(attention, "HALF_TYPES", (torch.float32,))  # attention too, at the precision of this test
     ours = run(h, signal, text)
     ours += torch.autograd.grad(ours[0].square().sum(), (h, signal, text))
     for a, b in zip(ours, plain, strict=True):
         assert (a - b).norm() <= 1e-4 * b.norm()
+
+
+def holding(held: Tensor, bias: Tensor) -> Tensor:
+    """The same numbers, as a function of the bias they already hold."""
+    own = {4: 2, 5: 3}.get(held.ndim, 1)  # heads are dimensions of their own
+    return held + (bias - bias.detach()).reshape(held.shape[-own:])
 
 
 def plain_modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ def test_memory_of_one_block_and_of_samples() -> None:
 
 
 def test_memory_agrees_with_what_was_measured() -> None:
-    """On an H200, compiled, reserved: 55 to 59 GiB whole; about 23 in micro-batches of 32, moments in float32."""
-    assert footprint(XL, PLAIN, BATCH) == pytest.approx(57, rel=0.25)
+    """On an H200, compiled, reserved: 48 to 59 GiB whole; about 23 in micro-batches of 32, moments in float32."""
+    assert footprint(XL, PLAIN, BATCH) == pytest.approx(53, rel=0.25)
     assert footprint(XL, PLAIN.model_copy(update={"micro_batch": 32}), BATCH) == pytest.approx(23, rel=0.25)
 
 
@@ -57,8 +57,8 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "train-step-h20
 
 
 def measured() -> list[tuple[str, dict[str, Any]]]:
-    """Every training of the record, by the newest kernels: the first two sittings."""
-    sittings = json.loads(RESULTS.read_text())["sittings"][:2]
+    """Every training of the record, by the newest kernels: the first sitting."""
+    sittings = json.loads(RESULTS.read_text())["sittings"][:1]
     return [(name, job) for sitting in sittings for name, job in sitting["jobs"].items() if "execution" in job]
 
 

@@ -11,33 +11,60 @@ from torch import Tensor
 
 from atoll.islands.learning import ExpertLearner
 from atoll.models import fused
+from atoll.models.fused import block
 from atoll.training.execution import Execution
 from atoll.training.trust import disagreements, trusted_kernels
 from tiny_orders import tiny_learner, tiny_order
 
 
-def add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-    return h + gate * branch
+def add(h: Tensor, gate: Tensor, branch: Tensor, bias: Tensor | None = None) -> Tensor:
+    return h + gate * holding(branch, bias)
+
+
+def holding(branch: Tensor, bias: Tensor | None) -> Tensor:
+    """A branch holds its bias already, which gets its gradient where the branch is added."""
+    return branch if bias is None else branch + (bias - bias.detach()).to(branch.dtype)
 
 
 def norm(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     return torch.nn.functional.layer_norm(h, h.shape[-1:], eps=eps) * (1 + scale) + shift
 
 
-def add_norm(
-    h: Tensor, branch: Tensor, gate: Tensor | None, shift: Tensor, scale: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    h = h + branch if gate is None else add(h, gate, branch)
+def keep_and_norm(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return h, norm(h, shift, scale, eps)
+
+
+def add_norm(
+    h: Tensor,
+    branch: Tensor,
+    gate: Tensor | None,
+    shift: Tensor,
+    scale: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    h = h + holding(branch, bias) if gate is None else add(h, gate, branch, bias)
+    return h, norm(h, shift, scale, eps)
+
+
+def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = torch.nn.functional.gelu(x, approximate="tanh")
+        (dx,) = torch.autograd.grad(y, x, dy)
+    return dx, y.detach(), dx.float().sum(0)
 
 
 @pytest.fixture
 def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExpertLearner]:
     """A learner whose blocks take the fused path on this CPU, with right functions in place of the kernels."""
     monkeypatch.setattr(fused, "available", lambda h: fused.Switch.on)
-    monkeypatch.setattr(fused, "attends", lambda *_: False)
-    for name, function in (("gated_add", add), ("norm_modulate", norm), ("add_norm_modulate", add_norm)):
-        monkeypatch.setattr(fused, name, function)
+    monkeypatch.setattr(fused, "norm_modulate", norm)
+    monkeypatch.setattr(block, "attends", lambda *_: False)
+    for function in (keep_and_norm, gelu_backward):
+        monkeypatch.setattr(block, function.__name__, function)
+    monkeypatch.setattr(block, "gated_add", add)
+    monkeypatch.setattr(block, "add_norm_modulate", add_norm)
     yield tiny_learner(tiny_order(tmp_path))
     fused.Switch.on = False
 
@@ -65,14 +92,15 @@ class HalfAGradient(torch.autograd.Function):
         return 0.5 * gradient
 
 
-@pytest.mark.parametrize("fault", ["forward", "backward", "nan"])
+@pytest.mark.parametrize("fault", ["forward", "backward", "bias", "nan"])
 def test_wrong_kernels_are_found(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     faults = {
-        "forward": lambda h, gate, branch: h + 1.1 * gate * branch,
-        "backward": lambda h, gate, branch: h + gate * HalfAGradient.apply(branch),
-        "nan": lambda h, gate, branch: h + gate * branch / 0.0 * 0.0,
+        "forward": lambda h, gate, branch, bias: add(h, 1.1 * gate, branch, bias),
+        "backward": lambda h, gate, branch, bias: add(h, gate, HalfAGradient.apply(branch), bias),
+        "bias": lambda h, gate, branch, bias: add(h, gate, branch, None),
+        "nan": lambda h, gate, branch, bias: add(h, gate, branch / 0.0 * 0.0, bias),
     }
-    monkeypatch.setattr(fused, "gated_add", faults[fault])
+    monkeypatch.setattr(block, "gated_add", faults[fault])
     found = wrong(learner)
     assert found
     assert any("gradient" in name for name in found)
@@ -106,7 +134,7 @@ def test_a_kernel_that_cannot_run_is_a_wrong_one(learner: ExpertLearner, monkeyp
     def cannot(*_: object) -> Tensor:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(fused, "gated_add", cannot)
+    monkeypatch.setattr(block, "gated_add", cannot)
     assert wrong(learner) == {"all of it (RuntimeError)": 1.0}
     assert not fused.Switch.on
 

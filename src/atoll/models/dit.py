@@ -324,14 +324,15 @@ class Block(nn.Module):
         else:
             six = (signal + self.table)[:, :, None]
         # autocast adds a float32 table in float32; tokens of that type would double every pass over them
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six.to(h.dtype).unbind(1)  # each [B, 1, D]
+        vectors = six.to(h.dtype).unbind(1)  # each [B, 1, D]
+        if fused.available(h):
+            return fused.fused_block(self, h, vectors, text, mask, NORM_EPS)
 
-        branch = self.attention(modulate(h, shift, scale, NORM_EPS))
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = vectors
+        h = gated_add(h, gate, self.attention(modulate(h, shift, scale, NORM_EPS)))
         if self.cross is not None:
-            h = gated_add(h, gate, branch)
-            gate, branch = None, self.cross(h, text, mask)
-        h, y = add_modulate(h, gate, branch, mlp_shift, mlp_scale, self.mlp_norm_eps)
-        return gated_add(h, mlp_gate, self.mlp(y))
+            h = h + self.cross(h, text, mask)
+        return gated_add(h, mlp_gate, self.mlp(modulate(h, mlp_shift, mlp_scale, self.mlp_norm_eps)))
 
 
 class SelfAttention(nn.Module):
@@ -344,15 +345,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[B, N, D] -> [B, N, D]."""
-        tokens, width = h.shape[1:]
-        if self.norm is None and fused.attends(h, tokens, tokens, width // self.heads):
-            qkv = self.qkv(h).reshape(*h.shape[:2], 3, self.heads, -1)
-            answer: Tensor = self.out(fused.self_attention(qkv))
-            return answer
         q, k, v = split_heads(self.qkv(h), 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
         return answer
 
 
@@ -368,16 +364,6 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, width = h.shape[1:]
-        if (
-            self.norm is None
-            and mask is not None
-            and fused.attends_to_text(h, tokens, text.shape[1], width // self.heads)
-        ):
-            q = self.q(h).reshape(*h.shape[:2], self.heads, -1)
-            kv = self.kv(text).reshape(*text.shape[:2], 2, self.heads, -1)
-            answer: Tensor = self.out(fused.cross_attention(q, kv, mask.flatten(1)))
-            return answer
         if mask is not None and h.is_cuda:
             # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
             missing = -text.shape[1] % 16
@@ -386,7 +372,7 @@ class CrossAttention(nn.Module):
         k, v = split_heads(self.kv(text), 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
         return answer
 
 
@@ -452,19 +438,7 @@ def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     """h + gate branch, with gate [B, 1, D]."""
-    if fused.available(h):
-        return fused.gated_add(h, gate, branch)
     return torch.addcmul(h, gate, branch)
-
-
-def add_modulate(
-    h: Tensor, gate: Tensor | None, branch: Tensor, shift: Tensor, scale: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """A branch joins the tokens, h' = h + gate branch (gate None: 1), and what the next branch reads of h'."""
-    if fused.available(h):
-        return fused.add_norm_modulate(h, branch, gate, shift, scale, eps)
-    h = h + branch if gate is None else gated_add(h, gate, branch)
-    return h, modulate(h, shift, scale, eps)
 
 
 def split_heads(h: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -26,7 +26,7 @@ from .machines import GIB, MEASURED_SHARE, Gpu
 
 USABLE = 0.9  # of a card's memory; the rest is the driver's, the display's and the allocator's
 RESERVE = 0.5 * GIB  # workspaces of libraries
-KEPT_SHARE = 0.93  # of the activations an eager pass keeps, that a compiled one does
+KEPT_SHARE = 0.8  # of the activations an eager pass keeps, that a compiled one does
 SCATTERED = 1.05  # memory taken over memory used, where micro-batches or recomputed blocks take turns in it
 EIGHT_BIT = 1.0 + 4.0 / 256.0  # bytes per value: a code, and a scale for every 256
 MATRIX_SHARE = 0.9  # of the rate of a large product that the network's linear maps reach on average

@@ -76,7 +76,7 @@ def load_ensemble(run: Store, router: str | None = None, placement: Placement = 
     else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
     experts: dict[int, OpenedExpert] = {}
-    missing = dict.fromkeys(version.empty_clusters(), "none serves yet")
+    missing = dict.fromkeys(version.empty_clusters(), "no expert serves it")
     for member in version.serving:
         try:
             expert = open_expert(place_of(run, member))

@@ -15,7 +15,7 @@ from installs import ROOT, atoll_without, beyond_the_core, project
 
 CORE = {"torch", "numpy", "safetensors", "pydantic", "typer", "rich", "fsspec", "pillow"}
 HEAVY = {"faiss", "pyarrow", "sklearn", "matplotlib", "yaml", "scipy", "pandas", "transformers", "diffusers"}
-NOT_AN_ISLANDS = ("atoll.router", "atoll.ensemble", "atoll.exchange", "atoll.sampling", "atoll.partition")
+NOT_AN_ISLANDS = ("atoll.router", "atoll.ensemble", "atoll.exchange", "atoll.partition")
 PRINT_MODULES = "print(*sys.modules)"
 
 

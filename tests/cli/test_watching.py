@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,11 @@ def test_the_log_has_loss_yardstick_and_rate(order: Path, tmp_path: Path, monkey
 
 
 def test_a_log_of_a_long_run_stays_short(order: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
     train(order, tmp_path / "expert", resources=CPU)
+    seconds = time.monotonic() - began
     entries = (tmp_path / "expert" / "log.jsonl").read_text().splitlines()
-    assert len(entries) <= 4, "start, the first step, the last one, and the end: ten seconds have not passed"
+    assert len(entries) <= 4 + seconds, "start, the first step, the last one, the end, and one a second at most"
 
 
 def test_without_a_terminal_there_is_a_plain_line_now_and_then(

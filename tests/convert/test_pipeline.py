@@ -28,6 +28,7 @@ from atoll.data.space import LatentSpace, TextSpace
 from atoll.data.text import pretrained_space
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.placing import Alone, Placed, Placement, load_alone, open_expert
+from atoll.ensemble.versions import reference_to
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
@@ -391,7 +392,7 @@ def test_atoll_reads_it_back_as_the_model_it_was(demo: Model, tiny_demo: Path, t
     main(["export", str(tiny_demo), "--out", str(tmp_path / "out")])
     back = atoll.load(tmp_path / "out")
     assert back.digest == demo.digest
-    assert back.body.file == demo.body.file  # type: ignore[union-attr]
+    assert back.body.version == demo.body.version  # type: ignore[union-attr]
     for one, other in zip(back.body.experts, demo.body.experts, strict=True):  # type: ignore[union-attr]
         assert (one.digest, one.card, one.file.sha256) == (other.digest, other.card, other.file.sha256)
         assert one.file.path.read_bytes() == other.file.path.read_bytes(), "the very file that was handed in"
@@ -605,15 +606,18 @@ def test_the_card_says_what_the_run_says(tiny_demo: Path, demo: Model, tmp_path:
 
 
 def test_contributors_are_named_as_the_organiser_named_them(demo: Model, tiny_demo: Path, tmp_path: Path) -> None:
-    """By the order that an expert was trained for, whichever plan it is in and whatever folders are called."""
-    for name, other in (("data", "first"), ("partition", "cut"), ("evaluation.json", "evaluation.json")):
-        (tmp_path / other).symlink_to(tiny_demo / name)
+    """By the order that an expert was trained for, whichever of the model's plans it is in."""
+    for name in ("data", "partition", "evaluation.json"):
+        (tmp_path / name).symlink_to(tiny_demo / name)
     shutil.copytree(tiny_demo / "orders", tmp_path / "plan")
     (tmp_path / "plan" / "manifest.json").unlink()
     islands = [{"cluster": 2, "island": "lab-7"}, {"cluster": 5, "island": "anna"}]
     files = sorted(file.name for file in (tmp_path / "plan").glob("0*.json"))
     seal(tmp_path / "plan", files, "orders", config={"islands": islands}, parents={}, licence=None)
-    parts = demo.body, demo.latent, demo.text, demo.digest
+    assert isinstance(demo.body, Ensemble)
+    plan = reference_to(Store.at(tmp_path), Artifact.open(tmp_path / "plan", "orders"))
+    version = demo.body.version.model_copy(update={"orders": (*demo.body.version.orders, plan)})
+    parts = replace(demo.body, version=version), demo.latent, demo.text, demo.digest
     about = about_model(*parts, Store.at(tmp_path))
     assert [e["contributor"] for e in about["experts"]] == [None, None, "lab-7", None, None, "anna", None, None]
     card = model_card(about)

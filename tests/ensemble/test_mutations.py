@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.artifacts import Store, UserError
 from atoll.ensemble.changes import set_route
 from atoll.model import load
+from atoll.sampling import Sampling
 from mutations import Mutator
 
 SECONDS = 20.0  # for one load and two images, on a machine that has other things to do
@@ -28,7 +29,7 @@ def painted(run: Path) -> tuple[str, Tensor]:
     model = load(str(run), device="cpu")
     seeds = [0, 1]
     prompts = ["a handwritten three", "a handwritten eight"]
-    return model.digest, model.latents(prompts, seeds, steps=2, guidance=2.0, route=model.parse_route(None))
+    return model.digest, model.latents(prompts, seeds, Sampling(steps=2, guidance=2.0))
 
 
 def outcome(run: Path, expected: tuple[str, Tensor]) -> str:

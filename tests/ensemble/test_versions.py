@@ -40,6 +40,7 @@ from atoll.ensemble.versions import (
 )
 from atoll.model import load
 from atoll.process import CosineVP
+from atoll.sampling import Sampling
 from runs import resealed
 
 
@@ -389,8 +390,7 @@ def test_what_has_been_taken_away_does_not_stop_a_model_that_paints_without_it(r
         shutil.rmtree(run / name)
     after = load(str(run))
     assert after.digest == before.digest
-    prompt, route = ["a handwritten one"], before.parse_route(None)
-    assert torch.equal(*(m.latents(prompt, [0], steps=2, route=route) for m in (before, after)))
+    assert torch.equal(*(m.latents(["a handwritten one"], [0], Sampling(steps=2)) for m in (before, after)))
 
 
 # Orders

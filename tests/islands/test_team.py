@@ -104,6 +104,7 @@ def test_two_processes_learn_what_one_does(order: Path, alone: Artifact, tmp_pat
         "metrics.jsonl",
         "model.safetensors",
         "provenance.json",
+        "sheets",
     ]
     again = start(order, out, "--quiet")
     end(again)

@@ -89,6 +89,7 @@ def show(run: Store, number: int | None, most: int | None) -> None:
         there = ", ".join(map(str, sorted(history.versions)[-SHOWN:]))
         why = f" ({history.unused[number]})" if number in history.unused else ""
         raise UserError(f"{number}: {run} has no such version{why}; there are {there}")
+    console.print(Text(f"{run}, version {version.version}", style="bold"), soft_wrap=True)
     console.print(experts_table(run, version))
     console.print()
     for name, value in facts(run, version):
@@ -100,8 +101,7 @@ def show(run: Store, number: int | None, most: int | None) -> None:
 
 
 def experts_table(run: Store, version: Version) -> Table:
-    title = f"{run}, version {version.version}"
-    table = Table(title=Text(title), title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("cluster", justify="right")
     table.add_column("expert", no_wrap=True)  # the name is what --use wants, whole
     table.add_column("objective", overflow="fold")

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..artifacts import Artifact, Draft, canonical_json, reuse
+from ..data.contact_sheet import contact_sheet
 from ..ensemble.load import Ensemble
 from ..ensemble.record import Record
 from ..model import Model, to_pil
-from ..partition.sheets import contact_sheet
 from ..sampling import Sampling, image_seeds
 
 KIND = "samples"

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ..artifacts import write_atomic
+from ..data.contact_sheet import contact_sheet
 from ..data.shards import ShardSet
-from ..partition.sheets import contact_sheet
 from ..process import Condition, LinearFlow
 from ..sampling import generate
 from ..training.execution import Execution, autocast

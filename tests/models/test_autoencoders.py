@@ -15,6 +15,7 @@ from torch import Tensor
 from atoll.artifacts import UserError
 from atoll.models.autoencoders import Autoencoder, Pixels, load_autoencoder
 from atoll.models.tiny_autoencoder import TinyAutoencoder
+from pretrained_folders import kl_folder, tiny_folder
 
 
 @pytest.fixture(autouse=True)
@@ -31,29 +32,6 @@ def test_pixels_are_their_own_latents() -> None:
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     assert torch.equal(Pixels().decode(Pixels().encode(images)), images)
     assert Pixels().encode(images).aminmax() == (-1.0, 1.0)
-
-
-def tiny_folder(folder: Path) -> Path:
-    from diffusers import AutoencoderTiny
-
-    torch.manual_seed(0)
-    AutoencoderTiny(latent_channels=4).save_pretrained(folder)
-    return folder
-
-
-def kl_folder(folder: Path) -> Path:
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        layers_per_block=1,
-    ).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize(("make", "reduction"), [(tiny_folder, 8), (kl_folder, 2)])

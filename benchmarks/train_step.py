@@ -275,7 +275,7 @@ def measure_train(
         steps = 5 * steps[0], 15 * steps[1]
     watch = Stopwatch(*steps, out / "state" if checkpoints else None)
     resources = Resources("cpu") if smoke else Resources("cuda", memory)
-    seconds = (0.1 if smoke else 40.0) if checkpoints else None  # the first falls after the steps that are timed
+    seconds = (0.1 if smoke else 90.0) if checkpoints else None  # the first falls after the steps that are timed
     with contextlib.suppress(Enough):
         train(order_place, out, resources=resources, checkpoint_seconds=seconds, watch=watch)
     execution = Execution.model_validate_json((out / "state" / "execution.json").read_bytes())

@@ -17,7 +17,7 @@ from .sampling_options import Device, Memory, Weights, sampling_options
 
 @sampling_options()
 def sample(
-    run: Annotated[str, typer.Argument(help="A run, or the folder of one expert")],
+    run: Annotated[str, typer.Argument(help="A run, the folder of one expert, or an exported model")],
     *,
     prompt: Annotated[list[str], typer.Option(help="What to paint; repeat it for several prompts")] = [],  # noqa: B006
     n: Annotated[int, typer.Option("-n", help="Images per prompt", min=1)] = 16,

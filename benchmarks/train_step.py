@@ -11,6 +11,7 @@ Jobs, each in a process of its own, so that memory and start-up are its own:
                   checkpoint is written: by how much the slowest step is slower is what that delays training
   xl-bare         the same network and loss without clipping, average, data and logging; and a profile of it
   xl-plain        xl-bare without our fused kernels: what inductor makes of the plain formulas
+  xl-8            xl with --set precision=float8: the long products of 8-bit numbers
   xl-24, xl-16    the same training within --memory 24GB and 16GB
   small-1024-bare as xl-bare, for the small network
   small-128, small-1024   `train` of a 22.5M network (width 384, depth 12, 64 tokens, patch 1) at two batch sizes
@@ -56,7 +57,7 @@ from atoll.training.resources import Resources
 from atoll.training.step import arrange
 
 JOBS = (
-    *("xl", "peer", "xl-bare", "xl-24", "xl-16", "xl-plain"),
+    *("xl", "xl-8", "peer", "xl-bare", "xl-24", "xl-16", "xl-plain"),
     *("small-128", "small-1024", "small-1024-bare"),
 )
 WARM_UP, STEPS = 12, 40
@@ -110,6 +111,8 @@ def ratios(jobs: dict[str, Any]) -> dict[str, float]:
     rate = {name: job["images_per_s"] for name, job in jobs.items() if "images_per_s" in job}
     pairs = {
         "xl against the peer": ("xl", "peer"),
+        "xl in float8 against the peer": ("xl-8", "peer"),
+        "xl in float8 against bfloat16": ("xl-8", "xl"),
         "xl against its bare step": ("xl", "xl-bare"),
         "24 GB against unlimited": ("xl-24", "xl"),
         "16 GB against unlimited": ("xl-16", "xl"),
@@ -204,7 +207,9 @@ def measure(job: str, work: Path, smoke: bool, until_there: Path | None) -> None
         result = measure_bare(order_of(job, work, smoke), smoke, plain=job == "xl-plain")
     else:
         memory = {"xl-24": 24.0, "xl-16": 16.0}.get(job)
-        result = measure_train(order_of(job, work, smoke), work, smoke, memory, checkpoints=job == "xl")
+        settings = {"precision": "float8"} if job == "xl-8" and not smoke else {}
+        resources = Resources("cpu") if smoke else Resources("cuda", memory, settings)
+        result = measure_train(order_of(job, work, smoke), work, smoke, resources, checkpoints=job == "xl")
     print(json.dumps(result))
 
 
@@ -263,7 +268,7 @@ def synchronise() -> None:
 
 
 def measure_train(
-    order_place: Path, work: Path, smoke: bool, memory: float | None, *, checkpoints: bool
+    order_place: Path, work: Path, smoke: bool, resources: Resources, *, checkpoints: bool
 ) -> dict[str, Any]:
     """`train`, the real thing."""
     out = work / f"expert-{os.getpid()}"
@@ -274,7 +279,6 @@ def measure_train(
     elif account(order.architecture).parameters < 100e6 and not smoke:
         steps = 5 * steps[0], 15 * steps[1]
     watch = Stopwatch(*steps, out / "state" if checkpoints else None)
-    resources = Resources("cpu") if smoke else Resources("cuda", memory)
     seconds = (0.1 if smoke else 90.0) if checkpoints else None  # the first falls after the steps that are timed
     with contextlib.suppress(Enough):
         train(order_place, out, resources=resources, checkpoint_seconds=seconds, watch=watch)

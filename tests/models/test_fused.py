@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.models import dit, fused
 from atoll.models.dit import Block, DiTConfig
-from atoll.models.fused import attention
+from atoll.models.fused import attention, float8
 from atoll.models.fused.attention import LONGEST_ATTENTION
 
 EPS = 1e-6
@@ -137,6 +137,65 @@ def test_gelu_backward(size: tuple[int, ...], device: str) -> None:
         assert (ours.double() - truth).norm() <= 1e-6 * truth.norm()
 
 
+@pytest.fixture
+def eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter rounds numbers up to half of what they are (3.6.0): there the codes stay float32."""
+    if INTERPRETED:
+        monkeypatch.setattr(float8, "FLOAT8", torch.float32)
+        monkeypatch.setattr(float8, "product", wide_product)
+
+
+def wide_product(
+    x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    (codes, scale), (weight_codes, weight_scale) = x, weight
+    assert max(codes.abs().max(), weight_codes.abs().max()) <= 448.001 or not scale.isfinite().all()
+    answer = (codes * scale) @ (weight_codes * weight_scale).t()
+    return (answer if bias is None else answer + bias.to(answer.dtype)).to(dtype)
+
+
+@pytest.mark.usefixtures("eight_bits")
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("size", [(3, 48), (2, 1030), (5, 16)], ids=str)
+def test_rows_of_eight_bits(size: tuple[int, int], gelu: bool, device: str) -> None:
+    """Each row by its own scale: within half a step of three bits of mantissa, a row of zeros included."""
+    (x,) = random(device, size)
+    x = x * torch.logspace(-6, 6, len(x), device=device)[:, None]
+    x[1] = 0.0
+    codes, scale = float8.float8_rows(x, gelu=gelu)
+    truth = (F.gelu(x.double(), approximate="tanh") if gelu else x.double()).cpu()
+    found = codes.cpu().double() * scale.cpu().double()
+    smallest = scale.cpu().double() * 2.0**-10  # below 2^-6 numbers have one step of 2^-9
+    assert ((found - truth).abs() <= 1.001 * (truth.abs() * 2.0**-4 + smallest)).all()
+    assert (codes.cpu().float().abs().amax(1)[truth.abs().amax(1) > 0] - 448).abs().max() < 1e-3
+
+
+@pytest.mark.usefixtures("eight_bits")
+def test_numbers_that_are_not_finite_are_not_hidden(device: str) -> None:
+    (x,) = random(device, (3, 48))
+    x[0, 5], x[2, 7] = torch.inf, torch.nan
+    codes, scale = float8.float8_rows(x)
+    (weight,) = random(device, (32, 48))
+    y = float8.product((codes, scale), float8.float8_rows(weight), torch.bfloat16)
+    assert y.isfinite().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.usefixtures("eight_bits")
+def test_maps_of_eight_bits_and_the_way_back(device: str) -> None:
+    """The map and its input's gradient are off by what rounding makes them, and no more."""
+    x, weight, bias, dy = random(device, (64, 160), (96, 160), (96,), (64, 96), dtype=torch.bfloat16)
+    for found, truth in (
+        (float8.mapped(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())),
+        (
+            float8.mapped(x, weight, bias, gelu=True),
+            F.linear(F.gelu(x.double(), approximate="tanh"), weight.double(), bias.double()),
+        ),
+        (float8.pulled(dy, weight), dy.double() @ weight.double()),
+    ):
+        assert found.dtype == torch.bfloat16
+        assert (found.double() - truth).norm() <= 0.05 * truth.norm()
+
+
 def test_images_may_share_a_vector(device: str) -> None:
     h, vector = random(device, (3, 5, 48), (1, 1, 48))
     agree(
@@ -211,10 +270,17 @@ def test_a_program_has_the_warps_its_numbers_need() -> None:
     assert fused.Tile(numbers=4096, warps=4).of(64, 384)["num_warps"] == 4
 
 
+@pytest.mark.usefixtures("eight_bits")
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("condition", ["none", "tokens"])
 @pytest.mark.parametrize("variant", ["adaln", "adaln-single"])
-def test_a_block_is_the_same_block(variant: Any, condition: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused or plain, a whole block has the same answer and the same gradients, masked text included."""
+def test_a_block_is_the_same_block(
+    variant: Any, condition: Any, rounded: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused or plain, a whole block has the same answer and the same gradients, masked text included.
+
+    With products of 8 bits it has them up to rounding: closer than 15 %, and not as close as without.
+    """
     config = DiTConfig(latent=(3, 4, 8), patch=2, width=48, depth=1, heads=2, variant=variant)
     if condition == "tokens":
         config = replace(config, condition="tokens", text_width=6, text_length=5)
@@ -239,10 +305,13 @@ def test_a_block_is_the_same_block(variant: Any, condition: Any, device: str, mo
     monkeypatch.setattr(fused, "available", lambda h: True)
     monkeypatch.setattr(attention, "available", lambda h: True)
     monkeypatch.setattr(attention, "HALF_TYPES", (torch.float32,))  # attention too, at the precision of this test
+    block.float8 = rounded
     ours = run(h, signal, text)
     ours += torch.autograd.grad(ours[0].square().sum(), (h, signal, text))
-    for a, b in zip(ours, plain, strict=True):
-        assert (a - b).norm() <= 1e-4 * b.norm()
+    errors = [((a - b).norm() / b.norm()).item() for a, b in zip(ours, plain, strict=True) if b.any()]
+    assert max(errors) <= (0.15 if rounded else 1e-4)
+    if rounded and not INTERPRETED:
+        assert max(errors) >= 1e-3, "nothing was rounded"
 
 
 def holding(held: Tensor, bias: Tensor) -> Tensor:
@@ -303,9 +372,10 @@ def test_tokens_keep_their_type_under_autocast(variant: Any) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA: NOT TESTED HERE")
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("condition", ["none", "tokens"])
-def test_a_block_compiles_into_one_graph_on_cuda(condition: Any) -> None:
-    """Under bfloat16 autocast, compiled, fused: within bfloat16's error of the plain block in float32."""
+def test_a_block_compiles_into_one_graph_on_cuda(condition: Any, rounded: bool) -> None:
+    """Under bfloat16 autocast, compiled, fused: within bfloat16's or float8's error of the plain block in float32."""
     config = DiTConfig(latent=(4, 32, 32), patch=2, width=144, depth=1, heads=2)
     if condition == "tokens":
         config = replace(config, condition="tokens", text_width=6, text_length=77)
@@ -325,8 +395,9 @@ def test_a_block_compiles_into_one_graph_on_cuda(condition: Any) -> None:
         return [y, *torch.autograd.grad(y, wanted, h.to(y.dtype))]
 
     truth = step(block, torch.float32)
+    block.float8 = rounded
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cuda", torch.bfloat16):
         patch.setattr(fused.Switch, "on", True)
         found = step(compiled, torch.bfloat16)
     for index, (a, b) in enumerate(zip(found, truth, strict=True)):
-        assert (a.float() - b).norm() <= 0.03 * b.norm(), f"result {index}"
+        assert (a.float() - b).norm() <= (0.12 if rounded else 0.03) * b.norm(), f"result {index}"

@@ -28,7 +28,8 @@ from atoll.training.checkpoints import Checkpoints, Ledger, saved_execution
 from atoll.training.execution import Execution, open_device
 from atoll.training.feed import Feed
 from atoll.training.loop import Progress, fit
-from atoll.training.packing import Batch
+from atoll.training.machines import BESIDE, GIB, stay_within
+from atoll.training.packing import Batch, forget_last_error, pinned_bytes
 from atoll.training.resources import Resources
 from atoll.training.state import TrainingState
 from atoll.training.step import FORGETTING, RATE, Step
@@ -97,7 +98,7 @@ def test_killed_after_a_checkpoint_it_goes_on_with_another_micro_batch(
 
 
 @pytest.mark.parametrize("compiling", ["none", "blocks", "graph"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float8"])
 def test_however_it_is_compiled_it_learns_the_same(
     order: Path, unbroken: list[dict[str, float]], tmp_path: Path, compiling: str, precision: str
 ) -> None:
@@ -342,6 +343,26 @@ def test_leaving_early_ends_the_feeds_thread(after: int) -> None:
     assert len(drawn) < after + 12, "it draws a few ahead, no more"
 
 
+def test_memory_that_cannot_be_pinned_is_memory_all_the_same() -> None:
+    """A refusal by CUDA is not left for the next kernel to fail of."""
+    cuda = torch.device("cuda", 0)
+    first = [pinned_bytes(1000, cuda) for _ in range(8)]
+    assert all(buffer.is_pinned() for buffer in first)
+    cudart = torch.cuda.cudart()
+    assert cudart.cudaHostRegister(first[0].data_ptr(), 1000, 0) != cudart.cudaError.success
+    forget_last_error(cuda)
+    assert torch.ones((), device=cuda).item() == 1
+
+
+def test_an_expert_stays_within_the_memory_it_was_given(tmp_path: Path) -> None:
+    network = DiTConfig(latent=(4, 32, 32), patch=2, width=384, depth=8, heads=6, condition="labels", classes=3)
+    order = tiny_order(tmp_path / "run", network=network, images=512, batch=256)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert train(order, tmp_path / "expert", resources=Resources("cuda", memory=4.0)) is not None
+    assert torch.cuda.max_memory_reserved() <= 3.0 * GIB
+
+
 def test_real_lack_of_memory_ends_in_a_smaller_micro_batch(tmp_path: Path) -> None:
     """A card that is made small: activations of 256 images do not fit into 3 GiB, those of a few do."""
     network = DiTConfig(latent=(4, 32, 32), patch=2, width=384, depth=8, heads=6, condition="labels", classes=3)
@@ -358,8 +379,7 @@ def test_real_lack_of_memory_ends_in_a_smaller_micro_batch(tmp_path: Path) -> No
             notes.append(now.note)
 
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 3 * 2**30) / total)
+    stay_within(learner.network.patches.project.weight.device, torch.cuda.memory_allocated() / GIB + 3 + BESIDE)
     try:
         fitted = fit(
             learner,
@@ -372,7 +392,7 @@ def test_real_lack_of_memory_ends_in_a_smaller_micro_batch(tmp_path: Path) -> No
             smaller=smaller,
         )
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        stay_within(torch.device("cuda", 0), None)
     assert notes, "256 images fitted, so nothing was tested"
     assert fitted.execution.micro_batch is not None
     assert fitted.execution.micro_batch < 256

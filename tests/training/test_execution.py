@@ -65,6 +65,11 @@ def test_on_a_cpu_the_default_is_a_constant(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.get_num_threads() == 1
 
 
+def test_eight_bits_are_refused_where_there_are_none(order: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="precision float8.*use bfloat16"):
+        trained(order, tmp_path / "expert", precision="float8")
+
+
 def test_it_is_kept_on_resume_unless_told_otherwise(order: Path, tmp_path: Path) -> None:
     out = tmp_path / "expert"
     stopped(order, out, Resources("cpu", settings={"micro_batch": 8, "recomputed_blocks": 1}))
@@ -134,7 +139,7 @@ def test_an_order_of_the_first_version_is_refused_in_one_line(order: Path, tmp_p
         (Resources("cuda:99"), "--device cuda:99"),
         (Resources("cpu", settings={"warp": 9}), "--set: warp"),
         (Resources("cpu", settings={"micro_batch": 0}), "--set: micro_batch"),
-        (Resources("cpu", settings={"precision": "float8"}), "--set: precision"),
+        (Resources("cpu", settings={"precision": "float16"}), "--set: precision"),
         (Resources("cpu", memory=24.0), "--memory"),
         (Resources("cpu", settings={"compiling": "graph"}), "compiling graph"),
     ],

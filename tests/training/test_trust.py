@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.ensemble.placing import small_question
+from atoll.artifacts import UserError
 from atoll.islands.learning import ExpertLearner
 from atoll.models import fused
 from atoll.models.dit import DiT, DiTConfig
@@ -143,6 +144,31 @@ def test_what_is_wrong_is_off_and_said(learner: ExpertLearner, monkeypatch: pyte
     with trusted_kernels(OnACard(), learner.order.training, Execution()) as doubt:  # type: ignore[arg-type]
         assert doubt == "the fused kernels are 31% off on this card in the answer: computing without them, and slower"
         assert not fused.Switch.on
+
+
+def test_eight_bits_that_are_wrong_are_refused(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for them by name does not get something else."""
+    monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {"the answer": 0.31})
+    eight = Execution(device="cuda", precision="float8")
+    with (
+        pytest.raises(UserError, match="precision float8: .* 31% off .*bfloat16"),
+        trusted_kernels(OnACard(), learner.order.training, eight),  # type: ignore[arg-type]
+    ):
+        pass
+    assert not fused.Switch.on
+
+
+@pytest.mark.parametrize("fault", [0.0, 0.05, 0.3])
+def test_eight_bits_may_be_off_by_their_rounding(
+    learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch, fault: float
+) -> None:
+    def linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool = False) -> Tensor:
+        x = torch.nn.functional.gelu(x, approximate="tanh") if gelu else x
+        return (1.0 + fault) * torch.nn.functional.linear(x, weight.to(x.dtype), bias.to(x.dtype))
+
+    monkeypatch.setattr(block, "mapped", linear)
+    monkeypatch.setattr(block, "pulled", lambda dy, weight: dy @ weight.to(dy.dtype))
+    assert bool(wrong(learner, "float8")) == (fault == 0.3)
 
 
 def test_a_kernel_that_cannot_run_is_a_wrong_one(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:

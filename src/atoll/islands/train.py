@@ -15,7 +15,7 @@ from ..data.shards import ResidentSamples, ShardSet
 from ..models.accounting import account
 from ..models.dit import DiT
 from ..training.checkpoints import saved_execution
-from ..training.execution import device_name, open_device
+from ..training.execution import device_name
 from ..training.loop import Progress, Watch, averaged, fit
 from ..training.resources import Resources
 from ..training.seeds import seed_from
@@ -75,7 +75,7 @@ def train(
         if grown_from is not None and saved_execution(state_folder) is None:
             note = f"trains on from the weights of expert {grown_from.digest[:12]}; optimizer and average begin anew"
             log(Progress(0, training.images, note=note))
-        device = open_device(choice.execution)
+        device = choice.open_device()
         learner = expert_learner(order, shards, grown_from, str(device))
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(shards["train"], device)

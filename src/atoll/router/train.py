@@ -19,7 +19,7 @@ from ..data.space import LatentSpace, text_space
 from ..models.accounting import account
 from ..models.router import Router, RouterConfig
 from ..training.checkpoints import saved_execution
-from ..training.execution import device_name, open_device
+from ..training.execution import device_name
 from ..training.loop import Progress, Watch, averaged, fit
 from ..training.recipe import Training
 from ..training.resources import Resources
@@ -84,7 +84,7 @@ def train_router(
         choice = resources.choose(cost, plan.training, clustered.shards.nbytes(), saved_execution(out / "state"))
         if choice.said is not None and watch is not None:
             watch(Progress(0, plan.training.images, note=f"computing: {choice.said}"))
-        device = open_device(choice.execution)
+        device = choice.open_device()
         clustered.shards.text_device = str(device)
         torch.manual_seed(seed_from(plan.training.seed, "weights"))
         network = Router(plan.network)

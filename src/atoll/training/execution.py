@@ -23,8 +23,10 @@ class Execution(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of activations and matrix products; weights, moments and sums are float32"
+    precision: Literal["float32", "bfloat16", "float8"] = Field(
+        "float32",
+        description="of activations and matrix products; weights, moments and sums are float32. float8: bfloat16, with "
+        "the long products of a block and of its input's gradient in 8 bits",
     )
     micro_batch: int | None = Field(None, gt=0, description="images per forward pass; none: the whole batch")
     recomputed_blocks: int = Field(0, ge=0, description="blocks that keep no activations and compute them twice")
@@ -76,6 +78,10 @@ def open_device(execution: Execution) -> torch.device:
         raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
     if execution.compiling == "graph" and execution.average == "host":
         raise UserError("compiling graph: a graph cannot hold an average on the host; use average device, or blocks")
+    if execution.precision == "float8" and not (device.type == "cuda" and multiplies_float8(device)):
+        raise UserError(
+            f"precision float8: {device} multiplies no 8-bit numbers, as an H100 or RTX 4090 does; use bfloat16"
+        )
     if execution.moments == "8-bit" and find_spec("torchao") is None:
         raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
     if device.type == "cpu":
@@ -85,9 +91,14 @@ def open_device(execution: Execution) -> torch.device:
     return device
 
 
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether a CUDA card multiplies 8-bit numbers with a scale for each row: Ada's and Hopper's and later do."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def autocast(execution: Execution) -> AbstractContextManager[None]:
-    """bfloat16 for the network's activations and matrix products if the execution says so; losses stay float32."""
-    enabled = execution.precision == "bfloat16"
+    """bfloat16 for the network's activations and matrix products unless it is float32; losses stay float32."""
+    enabled = execution.precision != "float32"
     return torch.autocast(torch.device(execution.device).type, torch.bfloat16, enabled=enabled)
 
 

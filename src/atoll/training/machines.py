@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 GIB = 2**30
+BESIDE = 1.0  # GiB of a card that are CUDA's own and its libraries', in no allocator's count
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,18 @@ def reachable(device: torch.device) -> float:
     """GiB of a CUDA device that are free or already this process's."""
     free, _ = torch.cuda.mem_get_info(device)
     return (free + torch.cuda.memory_reserved(device)) / GIB
+
+
+def stay_within(device: torch.device, memory: float | None) -> None:
+    """Hold what this process allocates on a CUDA card to `memory` GiB less what CUDA takes beside it; None: free again.
+
+    What is asked for beyond that fails as on a smaller card. Memory is taken page by page and not in pieces for each
+    size: trainings that go through micro-batches and recompute blocks left a third of the pieces unused.
+    """
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    total = torch.cuda.get_device_properties(device).total_memory / GIB
+    share = 1.0 if memory is None else max(0.0, memory - BESIDE) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:

@@ -65,7 +65,7 @@ class Fit:
 
 def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) -> float:
     """GiB of device memory that training takes; `samples` is the bytes of its data, wherever they lie."""
-    narrow = execution.precision == "bfloat16"
+    narrow = execution.precision != "float32"
     moments = 2 * (FLOAT32 if execution.moments == "float32" else EIGHT_BIT)
     per_weight = 2 * FLOAT32 + moments + (FLOAT32 if execution.average == "device" else 0)
     per_weight += BFLOAT16 if narrow else 0
@@ -89,7 +89,7 @@ def images_per_s(cost: Cost, machine: Gpu, execution: Execution, batch: int) -> 
     linear = 3 * (cost.flops_forward - cost.flops_attention) / (rate * MATRIX_SHARE)
     arithmetic = linear + ATTENTION_PASSES * cost.flops_attention / (rate * ATTENTION_SHARE)
     moved = cost.block_input_values * cost.depth * STREAM_BYTES / bandwidth
-    moved *= 1.0 if execution.precision == "bfloat16" else 2.0
+    moved *= 2.0 if execution.precision == "float32" else 1.0
     device = batch * (arithmetic + moved) * (1.0 + again) + GAP_SECONDS * cost.depth * passes
     device += cost.parameters * (passes * ACCUMULATED_BYTES + UPDATED_BYTES) / bandwidth
     host = 0.0 if execution.compiling == "graph" else HOST_SECONDS * cost.depth * passes

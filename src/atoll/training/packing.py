@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from mmap import mmap
 
 import torch
 from torch import Tensor
@@ -36,12 +38,21 @@ class Layout:
 def pinned_bytes(size: int, device: torch.device) -> Tensor:
     """Host memory uint8 [size] to copy from a device into, pinned for CUDA if the system lets us.
 
-    Not by torch, which rounds up to a power of two: of gigabytes, that is too much.
+    Not by torch, which rounds up to a power of two: of gigabytes, that is too much. Pages of its own, since a page
+    that something else on it has pinned already is refused.
     """
-    buffer = torch.empty(size, dtype=torch.uint8)
-    if device.type == "cuda":
-        torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)  # refused: copies are slower, and as good
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8)
+    buffer = torch.frombuffer(mmap(-1, size), dtype=torch.uint8)
+    if torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0) != torch.cuda.cudart().cudaError.success:
+        forget_last_error(device)  # copies are slower, and as good
     return buffer
+
+
+def forget_last_error(device: torch.device) -> None:
+    """CUDA keeps an error that its caller has dealt with, for the next kernel's launch to fail of."""
+    with suppress(RuntimeError):
+        torch.zeros((), device=device)
 
 
 def unpin(buffer: Tensor) -> None:

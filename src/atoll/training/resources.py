@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from ..artifacts import UserError, explain
 from ..models.accounting import Cost
-from .execution import Execution, named_or_best
-from .machines import Gpu, reachable, this_gpu
+from .execution import Execution, named_or_best, open_device
+from .machines import Gpu, reachable, stay_within, this_gpu
 from .memory import fits, next_smaller
 from .recipe import Training
 from .team import placed_on, team_size
@@ -71,7 +71,7 @@ class Resources:
                 "a smaller network, fewer settings, or --device cpu"
             )
         said = found[0].sentence(machine.memory, -(-training.images // processes))
-        return Choice(found[0].execution, cost, training, samples, machine, said)
+        return Choice(found[0].execution, cost, training, samples, machine, said, self.memory)
 
     def _insisted(self, execution: Execution) -> Execution:
         settings = dict(self.settings)
@@ -94,6 +94,14 @@ class Choice:
     samples: int
     machine: Gpu | None = None
     said: str | None = None
+    limit: float | None = None  # GiB of a card that the user set; None: what is free
+
+    def open_device(self) -> torch.device:
+        """The device, ready to use, and its memory no larger than the limit."""
+        device = open_device(self.execution)
+        if device.type == "cuda":
+            stay_within(device, self.limit)
+        return device
 
     def smaller(self, now: Execution) -> Execution | None:
         if torch.device(now.device).type != "cuda":

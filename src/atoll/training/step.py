@@ -30,7 +30,7 @@ class Learner(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """The network on its device; its repeated part is in `blocks`, each with a switch `recompute`."""
+        """The network on its device; its repeated part is in `blocks`, with switches `recompute` and `float8`."""
         ...
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
@@ -163,11 +163,12 @@ def eager(*, unless: bool = False) -> Iterator[None]:
 
 
 def arrange(network: nn.Module, execution: Execution) -> None:
-    """Tell each block whether to recompute and whether to be compiled: one by one, since all are alike."""
+    """Tell each block how to compute, and whether to be compiled: one by one, since all are alike."""
     blocks = network.blocks
     assert isinstance(blocks, nn.ModuleList)
     for index, block in enumerate(blocks):
         block.recompute = index < execution.recomputed_blocks  # type: ignore[assignment]
+        block.float8 = execution.precision == "float8"  # type: ignore[assignment]
         block._compiled_call_impl = None
         if execution.compiling != "none":
             block.compile(fullgraph=True, dynamic=False)

@@ -6,6 +6,8 @@ Beyond the operators themselves it saves what only a look at several of them tog
 - A tensor that goes two ways (the residual stream) gets its gradient in one pass: the product or norm on one way adds
   what came back on the other.
 - The MLP keeps what enters the activation and not what leaves it.
+
+With `float8` the long products, of queries, keys and values together and of the MLP, are of 8-bit numbers: float8.py.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from .attention import attends, cross_attention, self_attention
 from .epilogue import ends_in_gelu
+from .float8 import mapped, pulled, rounds_well
 from .tokens import add_norm_modulate, gated_add, gelu_backward, keep_and_norm
 
 if TYPE_CHECKING:
@@ -30,9 +33,10 @@ def fused_block(
     block: Block, h: Tensor, six: tuple[Tensor, ...], text: Tensor | None, mask: Tensor | None, eps: float
 ) -> Tensor:
     """As Block's own: tokens [B, N, D], six vectors [B, 1, D] -> tokens; eps is the first norm's."""
+    float8 = block.float8 and torch.is_grad_enabled() and rounds_well(block.width, block.mlp.enter.out_features)
     shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = six
     h, y = keep_and_norm(h, shift, scale, eps)
-    branch, bias = to_themselves(block.attention, y)
+    branch, bias = to_themselves(block.attention, y, float8)
     joined_by: Tensor | None = gate
     if block.cross is not None:
         assert text is not None
@@ -40,16 +44,16 @@ def fused_block(
         h, (branch, bias) = to_text(block.cross, h, text, mask)
         joined_by = None
     h, y = add_norm_modulate(h, branch, joined_by, mlp_shift, mlp_scale, block.mlp_norm_eps, bias)
-    branch, bias = through_mlp(block.mlp, y)
+    branch, bias = through_mlp(block.mlp, y, float8)
     return gated_add(h, mlp_gate, branch, bias)
 
 
-def to_themselves(attention: SelfAttention, y: Tensor) -> Branch:
+def to_themselves(attention: SelfAttention, y: Tensor, float8: bool) -> Branch:
     """Self-attention of tokens."""
     tokens, width = y.shape[1:]
     if attention.norm is not None or not attends(y, tokens, tokens, width // attention.heads):
         return attention(y), None
-    qkv = held(attention.qkv, y).unflatten(2, (3, attention.heads, -1))
+    qkv = held(attention.qkv, y, float8).unflatten(2, (3, attention.heads, -1))
     return held(attention.out, self_attention(qkv, attention.qkv.bias)), attention.out.bias
 
 
@@ -65,23 +69,41 @@ def to_text(cross: CrossAttention, h: Tensor, text: Tensor, mask: Tensor | None)
     return h, (held(cross.out, cross_attention(q, kv, mask, cross.q.bias, cross.kv.bias)), cross.out.bias)
 
 
-def through_mlp(mlp: Projection, y: Tensor) -> Branch:
+def through_mlp(mlp: Projection, y: Tensor, float8: bool) -> Branch:
     if not isinstance(mlp.activation, nn.GELU) or mlp.activation.approximate != "tanh" or ends_in_gelu(y):
         return mlp(y), None
     enter, leave = mlp.enter, mlp.leave
     branch = _Mlp.apply(  # type: ignore[no-untyped-call]
-        y, enter.weight, enter.bias, leave.weight, leave.bias.detach()
+        y, enter.weight, enter.bias, leave.weight, leave.bias.detach(), float8
     )
     return branch, leave.bias
 
 
-def held(linear: nn.Linear, x: Tensor) -> Tensor:
+def held(linear: nn.Linear, x: Tensor, float8: bool = False) -> Tensor:
     """The linear map of x, its bias without a gradient: somebody else sums it."""
+    if float8:
+        answer: Tensor = _Map8.apply(x, linear.weight, linear.bias.detach())  # type: ignore[no-untyped-call]
+        return answer
     return F.linear(x, linear.weight.to(x.dtype), linear.bias.detach().to(x.dtype))
 
 
 # Weights are kept as they are and brought to the tokens' type once more in the backward pass: a copy of all of them
 # kept for it would be a gigabyte and a half for an XL/2.
+
+
+class _Map8(torch.autograd.Function):
+    """W x + b of 8-bit numbers; the bias gets no gradient here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return mapped(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dy = dy.flatten(0, -2)
+        return pulled(dy, weight).view_as(x), (dy.t() @ x.flatten(0, -2)).to(weight.dtype), None
 
 
 class _KeepAndMap(torch.autograd.Function):
@@ -104,17 +126,26 @@ class _Mlp(torch.autograd.Function):
     """Linear, GELU in its tanh form, linear; the last bias gets no gradient here."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, enter: Tensor, bias: Tensor, leave: Tensor, last_bias: Tensor) -> Tensor:
-        hidden = F.linear(x, enter.to(x.dtype), bias.to(x.dtype))
+    def forward(
+        ctx: Any, x: Tensor, enter: Tensor, bias: Tensor, leave: Tensor, last_bias: Tensor, float8: bool
+    ) -> Tensor:
+        ctx.bias_type, ctx.float8 = bias.dtype, float8
+        rows = x.flatten(0, -2)
+        if float8:
+            hidden = mapped(rows, enter, bias)
+            y = mapped(hidden, leave, last_bias, gelu=True)
+        else:
+            hidden = F.linear(rows, enter.to(x.dtype), bias.to(x.dtype))
+            y = F.linear(F.gelu(hidden, approximate="tanh"), leave.to(x.dtype), last_bias.to(x.dtype))
         ctx.save_for_backward(x, hidden, enter, leave)
-        ctx.bias_type = bias.dtype
-        return F.linear(F.gelu(hidden, approximate="tanh"), leave.to(x.dtype), last_bias.to(x.dtype))
+        return y.unflatten(0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, enter, leave = ctx.saved_tensors
         rows, dy = x.flatten(0, -2), dy.flatten(0, -2)
-        dhidden, activated, dbias = gelu_backward(dy @ leave.to(x.dtype), hidden.flatten(0, -2))
-        dx = (dhidden @ enter.to(x.dtype)).view_as(x)
+        dactivated = pulled(dy, leave) if ctx.float8 else dy @ leave.to(x.dtype)
+        dhidden, activated, dbias = gelu_backward(dactivated, hidden)
+        dx = pulled(dhidden, enter) if ctx.float8 else dhidden @ enter.to(x.dtype)
         denter, dleave = (dhidden.t() @ rows).to(enter.dtype), (dy.t() @ activated).to(leave.dtype)
-        return dx, denter, dbias.to(ctx.bias_type), dleave, None
+        return dx.view_as(x), denter, dbias.to(ctx.bias_type), dleave, None, None

@@ -14,7 +14,8 @@ def ends_in_gelu(x: Tensor) -> bool:
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU(x weight^T + bias), by its tanh formula, [..., K] -> [..., N]."""
+    """GELU(x weight^T + bias), by its tanh formula, [..., K] -> [..., N], in x's type: autocast knows nothing of it."""
+    bias, weight = bias.to(x.dtype), weight.to(x.dtype)
     rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     answer: Tensor = rows.unflatten(0, x.shape[:-1])
     return answer

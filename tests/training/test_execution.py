@@ -66,7 +66,7 @@ def test_on_a_cpu_the_default_is_a_constant(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_eight_bits_are_refused_where_there_are_none(order: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="precision float8.*use bfloat16"):
+    with pytest.raises(UserError, match=r"precision float8.*use bfloat16"):
         trained(order, tmp_path / "expert", precision="float8")
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.ensemble.placing import small_question
 from atoll.artifacts import UserError
+from atoll.ensemble.placing import small_question
 from atoll.islands.learning import ExpertLearner
 from atoll.models import fused
 from atoll.models.dit import DiT, DiTConfig
@@ -151,7 +151,7 @@ def test_eight_bits_that_are_wrong_are_refused(learner: ExpertLearner, monkeypat
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {"the answer": 0.31})
     eight = Execution(device="cuda", precision="float8")
     with (
-        pytest.raises(UserError, match="precision float8: .* 31% off .*bfloat16"),
+        pytest.raises(UserError, match=r"precision float8: .* 31% off .*bfloat16"),
         trusted_kernels(OnACard(), learner.order.training, eight),  # type: ignore[arg-type]
     ):
         pass

@@ -97,7 +97,7 @@ class _Map8(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return mapped(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+        return mapped(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -138,7 +138,7 @@ class _Mlp(torch.autograd.Function):
             hidden = F.linear(rows, enter.to(x.dtype), bias.to(x.dtype))
             y = F.linear(F.gelu(hidden, approximate="tanh"), leave.to(x.dtype), last_bias.to(x.dtype))
         ctx.save_for_backward(x, hidden, enter, leave)
-        return y.unflatten(0, x.shape[:-1])
+        return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

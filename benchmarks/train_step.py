@@ -50,7 +50,7 @@ from atoll.models.presets import preset
 from atoll.process import Kind, LinearFlow, LogitNormal, Objective
 from atoll.training.execution import Execution, autocast
 from atoll.training.loop import Progress
-from atoll.training.machines import GIB, this_gpu
+from atoll.training.machines import GIB, stay_within, this_gpu
 from atoll.training.memory import footprint, images_per_s
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources
@@ -301,6 +301,7 @@ def measure_train(
             "slowest_steps_ms": [round(1e3 * gap, 1) for gap in later.sort(descending=True).values[:4].tolist()],
         }
     if not smoke:
+        stay_within(torch.device("cuda", 0), None)  # what follows is no part of the training
         cost = account(order.architecture)
         batch = order.training.batch
         predicted = images_per_s(cost, this_gpu(torch.device("cuda")), execution, batch)

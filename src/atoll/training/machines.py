@@ -80,8 +80,7 @@ def stay_within(device: torch.device, memory: float | None) -> None:
     What is asked for beyond that fails as on a smaller card. Memory is taken page by page and not in pieces for each
     size: trainings that go through micro-batches and recompute blocks left a third of the pieces unused.
     """
-    settle_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # torch 2.10 has no such name
-    (settle_allocator or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     total = torch.cuda.get_device_properties(device).total_memory / GIB
     share = 1.0 if memory is None else max(0.0, memory - BESIDE) / total
     torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)

@@ -8,11 +8,16 @@ networks, and the finished experts with those of `fit` on separate islands. A mo
 
 Schedule, objective, network, optimizer, average and the order of samples are the product's own. What differs from an
 island: noise, times and dropout are drawn on the device, by one generator for all.
+
+    python benchmarks/stacked.py             # how fast: on random latents, the shapes of the tables
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +30,9 @@ from torch.func import functional_call, vmap
 
 from atoll.data.stream import sample_order
 from atoll.models import fused
-from atoll.models.dit import NORM_EPS, DiT, gated_add, join_heads, modulate, split_heads
+from atoll.models.dit import NORM_EPS, DiT, DiTConfig, gated_add, join_heads, modulate, split_heads
 from atoll.models.router import Router
+from atoll.planning.recipes import OBJECTIVES
 from atoll.process import Condition, Corruption, LinearFlow, Objective, mix
 from atoll.process.schedule import scaled
 from atoll.training.average import WeightAverage
@@ -39,7 +45,7 @@ from atoll.training.step import FORGETTING, RATE, Graph
 ROOM = 64  # values: each tensor of a network begins at a multiple, so that products read aligned rows
 CHUNK = 100  # steps whose samples are chosen at once
 REPORTS = 40
-LARGEST_DISAGREEMENT = 0.03  # of the gradient by the fused kernels, relative to the plain formulas' in bfloat16
+LARGEST_DISAGREEMENT = 0.06  # of the gradient by the fused kernels, relative to the plain formulas' in bfloat16
 Batch = dict[str, Tensor]
 
 
@@ -279,7 +285,7 @@ def train_stack(
         optimizer.param_groups[0]["lr"].copy_(batch[RATE])
         optimizer.step()
         average.update(batch[FORGETTING] * finite)
-        meter.add_(torch.where(finite > 0, losses.detach(), torch.nan))
+        meter.add_(losses.detach() / finite)  # not finite from then on, which the next report finds
 
     with trusted(stack, loss_of, sample_rows(members, seeds, 0, training.batch).to(device)) as kernels:
         if compiling:
@@ -303,7 +309,7 @@ def train_stack(
                 lost = (meter / steps_since).tolist()
                 rows_of_metrics.append({"images": done * training.batch, "steps": steps_since, "loss": lost})
                 meter.zero_()
-                if any(value != value for value in lost):
+                if not all(math.isfinite(value) for value in lost):
                     raise RuntimeError(f"a loss or gradient was not finite before {done} steps: {lost}")
                 if watch is not None:
                     watch(done * training.batch, training.images, rate)
@@ -369,3 +375,39 @@ def trusted(stack: Stack, loss_of: Callable[[Tensor], Tensor], rows: Tensor) -> 
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    """Rates on random latents; it also leaves the compiled kernels in inductor's cache for whoever comes next."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=300)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    config = DiTConfig(latent=(32, 8, 8), patch=1, width=192, depth=6, heads=3, condition="pooled", text_width=384)
+    every = torch.arange(10_000)
+    ones = torch.ones(len(every), dtype=torch.int64, device=device)
+    latents = torch.randn(len(every), *config.latent, device=device).half()
+    pool = Pool(latents, text=torch.randn(len(every), 384, device=device), first=every.to(device), count=ones)
+    for experts, batch in ((1, 1024), (8, 128)):
+        began = time.monotonic()
+        training = Training(
+            images=batch * arguments.steps, batch=batch, learning_rate=1e-4, decay="linear", ema_images=1000, seed=0
+        )
+        trained = train_stack(
+            [DiT(config) for _ in range(experts)],
+            Denoising([OBJECTIVES["flow"]] * experts, config.time_scale),
+            pool,
+            [every] * experts,
+            training,
+            seeds=list(range(experts)),
+            compiling=device.type == "cuda",
+            precision=torch.bfloat16 if device.type == "cuda" else torch.float32,
+        )
+        found = {"experts": experts, "batch": batch, "images_per_s": round(trained.images_per_s)}
+        found |= {"fused": trained.fused, "seconds_in_all": round(time.monotonic() - began, 1)}
+        print(json.dumps(found | {"loss": trained.rows[-1]["loss"][0]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

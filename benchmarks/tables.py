@@ -51,7 +51,7 @@ from atoll.models.feature_extractors import load_extractor
 from atoll.models.router import Router, RouterConfig, cluster_weights
 from atoll.planning.recipes import OBJECTIVES
 from atoll.process import Condition, Denoiser, LinearFlow, NetworkDenoiser, PaperFusion, fixed_times
-from atoll.router.recipes import blinded, router_network
+from atoll.router.sizes import blinded, router_network
 from atoll.sampling import Sampling, generate
 from atoll.training.execution import Execution
 from atoll.training.recipe import Training

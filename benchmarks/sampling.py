@@ -58,7 +58,7 @@ from atoll.models.presets import preset
 from atoll.models.router import Router, RouterConfig
 from atoll.process import Condition, CosineVP, Kind, LinearFlow
 from atoll.router.card import RouterCard, TrainedRouter
-from atoll.router.sizes import router_network
+from atoll.router.recipes import router_network
 from atoll.sampling import Sampling, stream
 from atoll.sampling.out_of_step import paint_out_of_step
 from atoll.training.machines import GIB, this_gpu

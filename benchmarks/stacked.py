@@ -253,7 +253,7 @@ def train_stack(
         raise ValueError("a stack does not tell matrices from biases, so it cannot decay weights: use 0")
     device = pool.latents.device
     stack = Stack(networks, device=device, precision=precision)
-    optimizer = adamw(stack, training, Execution(device=str(device), compiling="graph" if compiling else "none"))
+    optimizer = adamw(stack, training, Execution(device=str(device), compiling="none"))
     average = WeightAverage(stack, training.ema_images)
     meter = torch.zeros(len(networks), device=device)
     generator_seed = seed_from(*seeds, "stack")

@@ -38,7 +38,6 @@ from torch import Tensor
 from atoll.data.space import LatentSpace
 from atoll.ensemble import AskedEvery, Fixed, Mixture, parse_route
 from atoll.ensemble.record import WatchedRoute
-from atoll.evaluation.colours import expert_colour
 from atoll.evaluation.scores import SCORES, Sets
 from atoll.evaluation.scores.classifier import Classifier
 from atoll.evaluation.scores.frechet import FrechetReference
@@ -51,12 +50,12 @@ from atoll.models.feature_extractors import load_extractor
 from atoll.models.router import Router, RouterConfig, cluster_weights
 from atoll.planning.recipes import OBJECTIVES
 from atoll.process import Condition, Denoiser, LinearFlow, NetworkDenoiser, PaperFusion, fixed_times
-from atoll.router.sizes import blinded, router_network
+from atoll.router.recipes import blinded, router_network
 from atoll.sampling import Sampling, generate
 from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
-from photographs import VALIDATION_EVERY, read_set
+from photograph_set import VALIDATION_EVERY, read_set
 from stacked import Denoising, Pool, Telling, Trained, train_stack
 
 CLUSTERS = 8
@@ -616,6 +615,10 @@ SHEET = (
 )
 
 
+# one colour per expert: the report's own, which cannot be asked for where there is no matplotlib
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
+
+
 def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, columns: int = 6) -> None:
     """The ensemble's images beside the monolith's from the same noise; the frame has the colour of the expert that
     painted most of the image, black for the monolith."""
@@ -632,7 +635,7 @@ def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, co
     ours = Arm("A", "flow8", "top-1", guidance)
     pictures = [world.painted(sample(world, store, ours, seed, rows, watch))]
     pictures.append(world.painted(sample(world, store, monolith("A", guidance), seed, rows)))
-    colours = [[expert_colour(int(k)) for k in shares.argmax(1)], ["#1f2933"] * len(rows)]
+    colours = [[COLOURS[int(k)] for k in shares.argmax(1)], ["#1f2933"] * len(rows)]
     side, frame, gap, top = 64, 4, 12, 16
     tile = side + 2 * frame
     width = 2 * columns * tile + gap

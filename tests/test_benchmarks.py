@@ -36,7 +36,7 @@ def test_the_sampling_benchmark_runs(tmp_path: Path) -> None:
 
 
 def photographs_of_nothing(folder: Path) -> None:
-    """A prepared set as benchmarks/photographs.py leaves it: two classes of 8x8 images, no autoencoder."""
+    """A prepared set as benchmarks/photograph_set.py leaves it: two classes of 8x8 images, no autoencoder."""
     numbers = torch.Generator().manual_seed(0)
     labels = torch.arange(560) % 2
     pixels = torch.rand(2, 3, 8, 8, generator=numbers)[labels] + 0.1 * torch.randn(560, 3, 8, 8, generator=numbers)

@@ -72,10 +72,10 @@ def test_a_stack_answers_and_learns_as_its_networks_do_alone(kind: str) -> None:
 
 
 def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: Path) -> None:
-    objectives = [OBJECTIVES["flow"], OBJECTIVES["flow"], OBJECTIVES["ddpm"]]
+    objectives = [OBJECTIVES["flow"], OBJECTIVES["ddpm"]]
     orders, yardsticks = [], []
     for k, objective in enumerate(objectives):
-        place = tiny_order(tmp_path / f"run{k}", images=4800, decay="linear", seed=k)
+        place = tiny_order(tmp_path / f"run{k}", images=3840, decay="linear", seed=k)
         order, run = read_order(place)
         order = order.model_copy(update={"objective": objective})
         place.write_bytes(order.to_bytes())
@@ -96,9 +96,9 @@ def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: P
         [DiT(NETWORK) for _ in objectives],
         Denoising(objectives, NETWORK.time_scale),
         pool,
-        [every] * 3,
+        [every] * 2,
         order.training,
-        seeds=[0, 1, 2],
+        seeds=[0, 1],
     )
     for (_, _, validation, card), state, island in zip(orders, trained.states, yardsticks, strict=True):
         network = DiT(NETWORK)
@@ -106,7 +106,7 @@ def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: P
         stacked = validation.measure(network, card, Execution())
         fresh = validation.measure(DiT(NETWORK), card, Execution())
         assert stacked == pytest.approx(island, rel=0.05), "as good as an island's"
-        assert stacked < 0.6 * fresh, "and far better than nothing"
+        assert stacked < 0.65 * fresh, "and far better than nothing"
 
 
 def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
@@ -119,8 +119,8 @@ def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
         Telling(clusters, trunk.time_scale),
         Pool(latents),
         [torch.arange(240)],
-        TRAINING.model_copy(update={"images": 9600, "decay": "linear"}),
+        TRAINING.model_copy(update={"images": 6400, "decay": "linear"}),
         seeds=[0],
     )
     first, last = trained.rows[0]["loss"][0], trained.rows[-1]["loss"][0]
-    assert last < 0.3 < first, "far below ln 3 over all times, t near 1 included"
+    assert last < 0.4 < first, "far below ln 3 over all times, t near 1 included"

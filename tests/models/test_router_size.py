@@ -9,7 +9,7 @@ from atoll.models.dit import DiTConfig
 from atoll.models.presets import preset
 from atoll.models.router import Router, RouterConfig
 from atoll.models.shapes import as_shapes
-from atoll.router.sizes import blinded, router_network
+from atoll.router.recipes import blinded, router_network
 
 TEXT = {"condition": "tokens", "text_width": 768, "text_length": 77}
 LABELS = {"condition": "labels", "classes": 1000}

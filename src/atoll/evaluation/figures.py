@@ -12,9 +12,13 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from .colours import expert_colour as expert_colour  # others know it from here
-
+# one colour per expert, told apart by people with any colour vision (Okabe and Ito); beyond eight they repeat
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
 INK, PAPER, RULE = "#1f2933", "#ffffff", "#d9dee3"
+
+
+def expert_colour(k: int) -> str:
+    return PALETTE[k % len(PALETTE)]
 
 
 def lines(

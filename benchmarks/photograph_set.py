@@ -1,9 +1,9 @@
 """Tiny ImageNet for the tables: cut, captioned and packed here, encoded on a machine with a GPU.
 
-    python benchmarks/photographs.py pack --data ../shared/datasets/tiny-imagenet --taef2 ../shared/models/taef2 \
+    python benchmarks/photograph_set.py pack --data ../shared/datasets/tiny-imagenet --taef2 ../shared/models/taef2 \
         --features FOLDER --out CARRY          # here: partition, captions, and pieces small enough to travel
-    python benchmarks/photographs.py gather CARRY/piece-0 --to /tmp/photographs       # there, piece by piece
-    python benchmarks/photographs.py encode --to /tmp/photographs                     # there: latents and features
+    python benchmarks/photograph_set.py gather CARRY/piece-0 --to /tmp/photographs       # there, piece by piece
+    python benchmarks/photograph_set.py encode --to /tmp/photographs                     # there: latents and features
 
 What travels are the data set's own compressed images, so nothing is lost on the way; latents (taef2) and features
 (EfficientNet-Lite0) are computed by the product's own code where they are used. `--features` is a folder with the

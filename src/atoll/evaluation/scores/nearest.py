@@ -19,6 +19,17 @@ def nearest(sets: Sets) -> dict[str, float]:
     }
 
 
-def nearest_distances(points: Tensor, references: Tensor) -> Tensor:
-    """Euclidean distance of each point to its nearest reference [N]."""
-    return torch.cat([d.min(1).values for _, d in distances_in_parts(points, references)])
+def nearest_distances(points: Tensor, references: Tensor, *, leave_one_out: bool = False) -> Tensor:
+    """Euclidean distance of each point to its nearest reference [N].
+
+    With `leave_one_out` the two sets are the same one, and a point is not its own neighbour: what the distance
+    would be for fresh samples of the data. Far smaller distances of generated samples mean copies.
+    """
+    assert not leave_one_out or points.shape == references.shape, "leave-one-out compares a set with itself"
+    found = []
+    for rows, distance in distances_in_parts(points, references):
+        if leave_one_out:
+            own = torch.arange(rows.start, rows.stop, device=distance.device)
+            distance[own - rows.start, own] = torch.inf
+        found.append(distance.min(1).values)
+    return torch.cat(found)

@@ -16,6 +16,7 @@ import argparse
 import io
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -29,68 +30,9 @@ from torch import Tensor
 from atoll.models.autoencoders import load_autoencoder
 from atoll.models.feature_extractors import load_extractor
 
-TEMPLATES = (
-    "a photo of {}",
-    "a picture of {}",
-    "{}",
-    "an image showing {}",
-    "a close-up photo of {}",
-    "a snapshot of {}",
-)
-HELD_OUT_TEMPLATES = ("a photograph that shows {}", "here you can see {}")
-# no training caption, and no class name in them: what somebody might type
-PARAPHRASES = {
-    "goldfish": ("a small orange fish", "an orange fish in a bowl"),
-    "black widow": ("a poisonous black spider with a red mark",),
-    "tarantula": ("a big hairy spider",),
-    "jellyfish": ("a transparent sea creature with tentacles",),
-    "black stork": ("a tall dark bird with a long red beak",),
-    "king penguin": ("a black and white bird that stands on the ice",),
-    "koala": ("a grey furry animal that sleeps in eucalyptus trees",),
-    "golden retriever": ("a friendly dog with long golden fur",),
-    "German shepherd": ("a police dog",),
-    "tabby": ("a striped pet cat",),
-    "cougar": ("a mountain lion walking",),
-    "lion": ("a big cat with a mane",),
-    "brown bear": ("a large wild bear in the forest",),
-    "ladybug": ("a small red beetle with black dots",),
-    "bee": ("a striped insect that makes honey",),
-    "monarch": ("an orange and black butterfly",),
-    "African elephant": ("a huge grey animal with a trunk",),
-    "hog": ("a pink farm animal in the mud",),
-    "ox": ("cattle on a pasture",),
-    "bison": ("a big shaggy animal of the prairie",),
-    "orangutan": ("a red haired ape",),
-    "school bus": ("a yellow vehicle that takes children to school",),
-    "sports car": ("a fast red car on a road",),
-    "freight car": ("a wagon of a cargo train",),
-    "steel arch bridge": ("a metal bridge over a river",),
-    "suspension bridge": ("a long bridge hanging on cables",),
-    "fountain": ("water spraying up in a park",),
-    "beacon": ("a white tower by the sea that warns ships",),
-    "barn": ("a red wooden farm building",),
-    "lakeside": ("the shore of a calm lake",),
-    "seashore": ("waves on a sandy beach",),
-    "alp": ("a snowy mountain peak",),
-    "cliff": ("steep rocks above the sea",),
-    "coral reef": ("colourful corals under water",),
-    "pizza": ("a round italian dish with cheese and tomato",),
-    "ice cream": ("a frozen dessert in a cone",),
-    "espresso": ("a small cup of strong coffee",),
-    "orange": ("a citrus fruit",),
-    "lemon": ("a sour yellow fruit",),
-    "banana": ("a long yellow fruit",),
-    "mushroom": ("a toadstool in the woods",),
-    "pop bottle": ("a bottle of lemonade",),
-    "sunglasses": ("dark glasses against the sun",),
-    "teddy": ("a stuffed toy bear",),
-    "umbrella": ("something against the rain with a handle",),
-    "sombrero": ("a wide mexican hat",),
-    "military uniform": ("a soldier in dress clothes",),
-    "candle": ("a wax light with a flame",),
-    "drumstick": ("wooden sticks to hit a drum",),
-    "computer keyboard": ("keys to type letters with",),
-}
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "tiny_imagenet"))
+from captions import classes_of, lines_for
+
 VALIDATION_EVERY = 50  # one training image in so many is kept from training, to test routers and bridges on
 PIECE_BYTES = (52_000_000, 52_000_000)  # the last piece takes the rest, and travels with the models
 CLUSTERS, CELLS, BALANCE = 8, 1024, 2.0
@@ -138,9 +80,7 @@ def pack(data: Path, taef2: Path, features: Path, out: Path) -> None:
             train_images += len(blobs)
             found.append(features_of(features / f"{file.stem}.npy", blobs))
     write_pieces(images, out)
-    classes = json.loads((data / "classes.json").read_text())
-    names = [classes[str(label)] for label in range(len(classes))]
-    meta, texts = captions(names)
+    meta, texts = captions(classes_of(data))
     models = out / "models"
     models.mkdir(parents=True, exist_ok=True)
     meta |= {"train": train_images, "partition": {"clusters": CLUSTERS, "cells": CELLS, "balance": BALANCE, "seed": 0}}
@@ -177,55 +117,19 @@ def partitioned(features: np.ndarray) -> Tensor:
     return torch.from_numpy(cut.assign(features, threads=2)[0])
 
 
-def captions(names: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Training captions of every class, and those that no training sees, embedded by minilm.
-
-    A class with three names or more keeps its last one from training; two templates and all paraphrases are kept too.
-    """
+def captions(classes: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Training captions of every class, and those that no training sees, embedded by minilm."""
     from atoll.models.text_encoders import load_pretrained_text
 
-    lines: list[str] = []
-    kinds: list[str] = []  # train, template, synonym, paraphrase
-    classes: list[int] = []
-
-    def add(kind: str, label: int, line: str) -> None:
-        lines.append(line)
-        kinds.append(kind)
-        classes.append(label)
-
-    first, count, held = [], [], []
-    for label, entry in enumerate(names):
-        all_names = [entry["name"], *entry["synonyms"]]
-        kept = all_names[:-1] if len(all_names) >= 3 else all_names
-        first.append(len(lines))
-        for name in kept:
-            for template in TEMPLATES:
-                add("train", label, template.format(with_article(name, entry["caption"], entry["name"])))
-        count.append(len(lines) - first[-1])
-        held.append(all_names[len(kept) :])
-    for label, entry in enumerate(names):
-        for template in HELD_OUT_TEMPLATES:
-            add("template", label, template.format(with_article(entry["name"], entry["caption"], entry["name"])))
-        for name in held[label]:
-            add("synonym", label, TEMPLATES[0].format(with_article(name, entry["caption"], entry["name"])))
-        for line in PARAPHRASES.get(entry["name"], ()):
-            add("paraphrase", label, line)
-    unknown = set(PARAPHRASES) - {entry["name"] for entry in names}
-    if len(names) == 200 and unknown:
-        print(f"paraphrases of classes that are not there: {sorted(unknown)}")
+    lines = lines_for(classes)
+    trained = [line.label for line in lines if line.kind == "train"]
+    count = torch.bincount(torch.tensor(trained), minlength=len(classes))
     encoder = load_pretrained_text("minilm")
-    vectors = encoder.encode(lines)["pooled"]
-    tensors = {"text": vectors.clone(), "first": torch.tensor(first), "count": torch.tensor(count)}
-    meta = {"text_encoder": encoder.id, "captions": lines, "kinds": kinds, "classes": classes}
-    return meta | {"names": [entry["name"] for entry in names]}, tensors
-
-
-def with_article(name: str, caption: str, usual: str) -> str:
-    """`a goldfish`: with the article the data set's own caption has, if it has one for the usual name."""
-    article = caption.removeprefix("a photo of ").removesuffix(usual).strip()
-    if not article:
-        return name
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    vectors = encoder.encode([line.text for line in lines])["pooled"]
+    tensors = {"text": vectors.clone(), "first": count.cumsum(0) - count, "count": count}
+    meta = {"text_encoder": encoder.id, "captions": [line.text for line in lines]}
+    meta |= {"kinds": [line.kind for line in lines], "classes": [line.label for line in lines]}
+    return meta | {"names": [entry["name"] for entry in classes]}, tensors
 
 
 def write_pieces(images: Sequence[bytes], out: Path) -> None:

@@ -3,8 +3,8 @@
     python captions.py SOURCE OUT       # SOURCE: parquet files and classes.json; OUT: parquet files with `captions`
 
 Every image of a class gets all training captions of its class, of which a training draws one at a time.
-OUT/held_out.json has those that no training sees: two templates, the last name of classes that have three or more, and descriptions that
-hold no class name at all, which is what people type.
+OUT/held_out.json has those that no training sees: two templates, the last name of classes that have three or more, and
+descriptions that hold no class name at all, which is what people type.
 """
 
 from __future__ import annotations

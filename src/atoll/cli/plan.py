@@ -79,8 +79,8 @@ def plan(
       atoll plan runs/demo --reissue 3 --images 2M
     """
     flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
-    first_only = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--config": config, "--seed": seed}
-    first_only |= {"--branch": branch}
+    first_only: dict[str, object] = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--branch": branch}
+    first_only |= {"--config": config, "--seed": seed}
     asked = {"set": [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]}
 
     def change(order: Order) -> Order:

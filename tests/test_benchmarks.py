@@ -8,7 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import tables  # noqa: E402
 
 
 def test_the_sampling_benchmark_runs(tmp_path: Path) -> None:
@@ -26,3 +33,71 @@ def test_the_sampling_benchmark_runs(tmp_path: Path) -> None:
     # recorded from the demo's router: calm with a prompt, less so without one (pilot2: 0.62 changes in 50 steps)
     calm, restless = (record["machine"]["traces"][name]["top1_changes"] for name in ("balanced", "unprompted"))
     assert calm < 0.2 < restless < 1.5
+
+
+def photographs_of_nothing(folder: Path) -> None:
+    """A prepared set as benchmarks/photograph_set.py leaves it: two classes of 8x8 images, no autoencoder."""
+    numbers = torch.Generator().manual_seed(0)
+    labels = torch.arange(560) % 2
+    pixels = torch.rand(2, 3, 8, 8, generator=numbers)[labels] + 0.1 * torch.randn(560, 3, 8, 8, generator=numbers)
+    latents = 2.0 * pixels - 1.0
+    folder.mkdir(parents=True)
+    save_file(
+        {
+            "labels": labels,
+            "clusters": torch.arange(480) // 60,
+            "text": torch.randn(8, 6, generator=numbers),
+            "first": torch.tensor([0, 2]),
+            "count": torch.tensor([2, 2]),
+        },
+        folder / "set.safetensors",
+    )
+    kinds = ["train"] * 4 + ["template", "synonym", "paraphrase", "paraphrase"]
+    meta = {
+        "train": 480,
+        "names": ["a", "b"],
+        "captions": list("abcdefgh"),
+        "kinds": kinds,
+        "classes": [0, 0, 1, 1] * 2,
+    }
+    (folder / "set.json").write_text(json.dumps(meta | {"cluster_sizes": [60] * 8, "text_encoder": "none"}))
+    np.save(folder / "latents.npy", latents.half().numpy())
+    features = torch.nn.functional.adaptive_avg_pool2d(pixels.clamp(0, 1), 8).flatten(1)
+    np.save(folder / "features.npy", features.numpy())
+    space = {"autoencoder": "pixels", "extractor": "pixels", "mean": [0.0] * 3, "std": [1.0] * 3}
+    (folder / "space.json").write_text(json.dumps(space))
+
+
+def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photographs_of_nothing(tmp_path / "set")
+    out = tmp_path / "tables.json"
+    first = ["run", "--set", tmp_path / "set", "--out", out, "--scale", "toy", "--device", "cpu", "--workers", "0"]
+    tables.main([*map(str, first), "--tables", "A", "--seeds", "0", "--sheet", str(tmp_path / "sheet.png")])
+    before = json.loads(out.read_text())
+    capsys.readouterr()
+    tables.main([*map(str, first), "--tables", "A", "B", "--seeds", "0"])
+    said, record = capsys.readouterr().out, json.loads(out.read_text())
+    assert "all done" in said
+    assert "monolith-s0" not in said, "what is there is not made again"
+    assert set(before["arms"]) < set(record["arms"])
+    assert all(record["arms"][name] == arm for name, arm in before["arms"].items())
+    # equal images, whoever sees them
+    models = record["models"]
+    seen = {name: model["training"]["images"] * model["networks"] for name, model in models.items()}
+    assert seen["monolith-s0"] == seen["flow8-s0"] == seen["start-s0"] + seen["branched-s0"]
+    assert len(record["arms"]["flow8-top-1-g1-s0"]["resampled"]) == tables.RESAMPLES
+    tables.main(["report", str(out), "--to", str(tmp_path / "BENCHMARKS.md")])
+    page = (tmp_path / "BENCHMARKS.md").read_text()
+    assert "## Table A" in page
+    assert "| mixed, literal fusion | top-2 | 1 |" in page
+    assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_the_tables_keep_the_router_at_the_papers_share() -> None:
+    for scale in (tables.SCALES[name] for name in ("photographs", "small", "large")):
+        expert = tables.expert_network(scale, (32, 8, 8), 384)
+        router = tables.router_network(expert)
+        training = tables.router_recipe(scale, expert).images * tables.flops_forward(router)
+        experts = tables.recipe(scale, experts=tables.CLUSTERS).images * tables.flops_forward(expert)
+        assert tables.flops_forward(router) <= 0.08 * tables.flops_forward(expert)
+        assert 0.039 < training / experts <= 0.04

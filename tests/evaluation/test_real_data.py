@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from atoll.artifacts import UserError
 from atoll.data.prepare import prepare
-from atoll.evaluation.evaluate import RealData
+from atoll.evaluation.evaluate import RealData, write_npz
 from image_forms import CONFIG, folder, pictures
 
 
@@ -54,3 +56,24 @@ def test_networks_that_read_nothing_are_asked_for_nothing(tmp_path: Path) -> Non
     )
     manifest = data.manifest.model_copy(update={"config": {**data.config, "labels": None}})
     assert RealData(replace(data, manifest=manifest), 1.0).prompts(2) == (["", ""], None)
+
+
+def test_every_score_is_measured_and_few_samples_are_refused(tmp_path: Path) -> None:
+    items = pictures(60)
+    config = CONFIG.model_copy(update={"features": "efficientnet-lite0"})
+    real = RealData(prepare(folder(tmp_path / "source", items), tmp_path / "data", config), 1.0)
+    with pytest.raises(UserError, match="needs more than 1280"):
+        real.refuse_too_few(1000)
+    images = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    found = real.measure(images, None, ["a", "b", "c"] * 4)
+    low, high = found["frechet_interval"]
+    assert low < found["frechet"] < high
+    assert {"kernel", "precision", "recall", "diversity"} <= set(found["scores"])
+
+
+def test_images_for_foreign_evaluators_are_what_they_read(tmp_path: Path) -> None:
+    images = torch.arange(2 * 4 * 4, dtype=torch.uint8).view(2, 1, 4, 4)
+    write_npz(images, tmp_path / "arm.npz")
+    read = np.load(tmp_path / "arm.npz")["arr_0"]
+    assert (read.shape, read.dtype) == ((2, 4, 4, 3), np.uint8)
+    assert (read[1, :, :, 2] == images[1, 0].numpy()).all()

@@ -32,9 +32,13 @@ def evaluate(
     device: Device = None,
     memory: Memory = None,
     weights: Weights = None,
+    npz: Annotated[
+        bool, typer.Option("--npz", help="Also write samples/ARM.npz for ADM's and other evaluators")
+    ] = False,
     out: Annotated[str | None, typer.Option(help="Folder for the results; default: the run")] = None,
 ) -> None:
-    """Measure: share recognised, Frechet distance, distance to the nearest training sample, beside real-data floors.
+    """Measure: share recognised, Frechet distance with its interval, kernel distance, precision, recall, diversity
+    within prompts, distance to the nearest training sample, beside real-data floors.
 
     A model that names a monolith has it measured too. Writes evaluation.json, report.html and samples.png.
 
@@ -45,6 +49,8 @@ def evaluate(
       atoll evaluate runs/demo --route top-1 --route full --guidance 1 --guidance 2 -n 2000
 
       atoll evaluate runs/demo --route-every 5 --out every-fifth
+
+      atoll evaluate runs/photos -n 10000 --device cuda --npz
 
       atoll evaluate runs/photos --memory 12GB --weights int8 --out in-eight-bits
     """
@@ -73,6 +79,7 @@ def evaluate(
             device=device,
             memory=memory,
             weights=weights,
+            npz=npz,
             progress=lambda arm, done, total: bar(f"painting {arm}", done, total),
         )
     write_report(place, result, results)

@@ -17,6 +17,7 @@ from ..exchange.renew import accept_orders, plan_onto
 from ..exchange.renew import reissue as reissue_orders
 from ..islands.order import Order
 from ..planning.assign import PREDICTED
+from ..planning.branch import plan_start, trained_start
 from ..planning.islands import read_islands
 from ..planning.recipes import recipe, recipe_for
 from ..planning.stage import plan as plan_stage
@@ -37,6 +38,10 @@ def plan(
     ] = None,
     recipe_name: Annotated[str | None, typer.Option("--recipe", help="digits, small or paper")] = None,
     images: Annotated[str | None, typer.Option(help="Images each order trains for: 96000, 500k, 2M")] = None,
+    branch: Annotated[
+        float | None,
+        typer.Option(help="First one start on all of the data for this share of all images, such as 0.25"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; every order draws its own from it")] = None,
     onto: Annotated[
         str | None, typer.Option(help="The newest orders, after late data: write new ones for clusters that grew")
@@ -67,12 +72,15 @@ def plan(
 
       atoll plan runs/demo/data --images 128k --set network.depth=4
 
+      atoll plan runs/demo/data --branch 0.25 --mix 8flow
+
       atoll plan runs/demo/data-2 --onto runs/demo/orders --grown-by 0.2
 
       atoll plan runs/demo --reissue 3 --images 2M
     """
     flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
-    first_only = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--config": config, "--seed": seed}
+    first_only: dict[str, object] = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--branch": branch}
+    first_only |= {"--config": config, "--seed": seed}
     asked = {"set": [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]}
 
     def change(order: Order) -> Order:
@@ -119,7 +127,17 @@ def plan(
     place = run.child("orders") if out is None else Store.at(out)
     there = find(place) is not None
     machines = read_islands(islands) if islands is not None else ()
-    orders = plan_stage(origin.store, cut.store, place, settings, islands=machines)
+    common = None
+    if branch is not None:
+        refuse({"--islands": islands}, "--branch")
+        start = plan_start(origin, cut, run, settings, branch)
+        common = trained_start(run, start, branch)
+        if common is None:
+            typer.echo(f"planned: {start.store}/start.json, the common start of all experts")
+            typer.echo(f"train it: atoll train {start.store}/start.json --out {run.child('start')}")
+            typer.echo("then run this command again: it writes the experts' orders, which go on from there")
+            return
+    orders = plan_stage(origin.store, cut.store, place, settings, islands=machines, branch=common)
     tell(orders, accept_orders(run, origin, cut, orders), there)
     for island, fits in savings(orders.config["islands"]).items():
         typer.echo(f"{island}: fits with {fits}")

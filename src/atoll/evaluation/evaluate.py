@@ -6,10 +6,13 @@ compared on equal noise. Beside the arms stand the floors: what real data scores
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,17 +20,22 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes
+from ..artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes, write_atomic
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..model import Model, load
 from ..models.feature_extractors import load_extractor
 from ..sampling import Sampling
+from ..training.execution import named_or_best
 from .metrics import Features, Recogniser, frechet_distance, nearest_distances
 from .samples import SampleSettings, read_samples, write_samples
+from .scores import SCORES, Sets
+from .scores.frechet import FrechetReference
 
 NAME = "evaluation.json"
+ENOUGH_UNSEEN = 1000  # images kept from training, to stand for the data
+EXTRACTED = 500  # images whose features are computed at once
 Progress = Callable[[str, int, int], None]  # (arm, images done, images in all)
 
 
@@ -48,6 +56,7 @@ class EvaluationPlan(BaseModel):
     seed: int = 0
     batch: int = Field(500, gt=0)
     threads: int = Field(1, gt=0)
+    resamples: int = Field(20, ge=2, description="sets drawn with replacement, for the interval of a distance")
     feature_scale: float = Field(1.0, gt=0, description="features are multiplied by it: 16 counts ink as the digits do")
 
     def settings(self, sampling: Sampling, prompts: Sequence[str]) -> SampleSettings:
@@ -88,15 +97,18 @@ def evaluate(
     device: str | None = None,
     memory: str | None = None,
     weights: str | None = None,
+    npz: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`.
 
-    `device`, `memory` and `weights` are `load`'s: where the experts go.
+    `device`, `memory` and `weights` are `load`'s: where the experts go; features are computed on the first device. With
+    `npz` the images of every arm are also written as samples/ARM.npz, as ADM's evaluation reads them: uint8 NHWC.
     """
     version = open_ensemble(run)
     data = open_reference(run, version.data, "data")
-    real = RealData(data, plan.feature_scale)
+    real = RealData(data, plan.feature_scale, device=named_or_best(device).split(",")[0], resamples=plan.resamples)
+    real.refuse_too_few(plan.count)
     prompts, wanted = real.prompts(plan.count)
 
     kept: dict[tuple[str, str | None], Model] = {}
@@ -127,10 +139,12 @@ def evaluate(
         place = out.child("samples", folder).path
         artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
         images, _ = read_samples(artifact)
+        if npz:
+            write_npz(images, place.parent / f"{folder}.npz")
         missing = sorted(model.missing)
         facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest, "missing": missing}
         compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
-        return {**arm.model_dump(mode="json"), **compared, **facts, **real.measure(images, wanted)}
+        return {**arm.model_dump(mode="json"), **compared, **facts, **real.measure(images, wanted, prompts)}
 
     arms = [measured(arm) for arm in plan.arms]
     result = {
@@ -146,16 +160,28 @@ def evaluate(
     return result
 
 
+def write_npz(images: Tensor, path: Path) -> None:
+    """Images uint8 [N, C, H, W] as `arr_0` [N, H, W, 3]: what ADM's evaluation and its relatives read."""
+    pictures = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
+    with io.BytesIO() as buffer:
+        np.savez(buffer, pictures)
+        write_atomic(path, buffer.getvalue())
+
+
 class RealData:
     """The real features and labels, and everything that is measured against them."""
 
-    def __init__(self, data: Artifact, scale: float) -> None:
+    def __init__(self, data: Artifact, scale: float, *, device: str = "cpu", resamples: int = 20) -> None:
         index = Index.of(data)
         samples = ShardSet([data.file(name) for name in data.names("shards/")])
-        self._extractor = load_extractor(data.config["features"]["extractor"], "cpu")
+        self._device, self._resamples = device, resamples
+        self._extractor = load_extractor(data.config["features"]["extractor"], device)
         self._scale = scale
         self.features: Features = samples.features(torch.arange(len(samples))).double().numpy() * scale
         self.train = self.features[index.rows("train")]
+        unseen = np.concatenate([index.rows("validation"), index.rows("holdout")])
+        # neighbourhoods and kernels are looked at among images no training has seen, if they are enough
+        self._unseen = self.features[unseen] if len(unseen) >= ENOUGH_UNSEEN else self.features
         self.labels = index.labels
         # what a prompt is to networks of this data: a caption, or where they read none, a class number
         self._prompts = index.captions
@@ -183,17 +209,44 @@ class RealData:
             return chosen, None
         return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])
 
-    def measure(self, images: Tensor, wanted: np.ndarray | None) -> dict[str, float | None]:
-        """Every metric of one set of generated images uint8 [N, C, H, W]."""
-        features = self._extractor.extract(images).double().numpy() * self._scale
+    def refuse_too_few(self, count: int) -> None:
+        """A covariance of fewer samples than features is singular, and the distance measures that.
+
+        Pixels are let pass: they are what the demo and first looks are measured by.
+        """
+        width = self.features.shape[1]
+        if count <= width and self._extractor.id != "pixels":
+            raise UserError(f"-n {count}: a Frechet distance of {width} features needs more than {width} samples")
+
+    def measure(
+        self, images: Tensor, wanted: np.ndarray | None, prompts: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Every score of one set of generated images uint8 [N, C, H, W]; `prompts` say which belong together."""
+        parts = [self._extractor.extract(part.to(self._device)).cpu() for part in torch.split(images, EXTRACTED)]
+        found = torch.cat(parts).double() * self._scale
+        features = found.numpy()
         recognised = None
         if self.recogniser is not None and wanted is not None and (asked := wanted >= 0).any():
             recognised = self.recogniser.share_right(features[asked], wanted[asked])
+        distance, *resampled = self._reference.distances(features, self._resamples, seed=0)
+        spread = 1.96 * float(np.std(resampled, ddof=1))
+        groups = None
+        if prompts is not None:
+            groups = torch.from_numpy(np.unique(np.array(prompts), return_inverse=True)[1]).to(self._device)
+        seen = torch.from_numpy(self._unseen).float().to(self._device)
+        sets = Sets(found.float().to(self._device), seen, asked=groups)
+        apart = {name: score(sets) for name, score in SCORES.items() if name != "frechet"}  # which has an interval
         return {
             "recognised": recognised,
-            "frechet": frechet_distance(features, self.features),
+            "frechet": distance,
+            "frechet_interval": [distance - spread, distance + spread],
             "nearest_median": float(np.median(nearest_distances(features, self.train))),
+            "scores": {name: value for scores in apart.values() for name, value in scores.items()},
         }
+
+    @cached_property
+    def _reference(self) -> FrechetReference:
+        return FrechetReference.of(self.features)
 
     def floors(self, count: int) -> dict[str, float | None]:
         """What real data scores: rows are in id order, and ids are hashes, so any slice is a random sample."""

@@ -5,39 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from .scores.classifier import Classifier
+from .scores.frechet import FrechetReference
+from .scores.nearest import nearest_distances as nearest_in_tensors
+
+MOST_FOR_KERNELS = 5000  # samples; a support vector machine takes the square of it
 Features = NDArray[np.float64]
 
 
 def frechet_distance(a: Features, b: Features) -> float:
-    """|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)): the distance of the Gaussians fitted to two sets.
-
-    tr (C_a C_b)^(1/2) is the sum of the square roots of the eigenvalues of C_a^(1/2) C_b C_a^(1/2), which is
-    symmetric, so that singular covariances (pixels that are always black) need no special care.
-    """
-    if min(len(a), len(b)) < 2:
-        raise ValueError(f"a Frechet distance needs at least two samples in each set, got {len(a)} and {len(b)}")
-    mean_a, mean_b = a.mean(0), b.mean(0)
-    cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    values, vectors = np.linalg.eigh(np.atleast_2d(cov_a))
-    root_a = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    cross = np.sqrt(np.linalg.eigvalsh(root_a @ np.atleast_2d(cov_b) @ root_a).clip(0)).sum()
-    return float(((mean_a - mean_b) ** 2).sum() + np.trace(np.atleast_2d(cov_a + cov_b)) - 2.0 * cross)
+    """The distance of the Gaussians fitted to two sets: scores/frechet.py has the formula."""
+    return FrechetReference.of(b).distance(a)
 
 
 def nearest_distances(samples: Features, references: Features, *, leave_one_out: bool = False) -> Features:
-    """Euclidean distance of each sample to its nearest reference [N].
-
-    With `leave_one_out` the two sets are the same one, and a point is not its own neighbour: what the distance
-    would be for fresh samples of the data. Far smaller distances of generated samples mean copies.
-    """
-    squares = (samples**2).sum(1)[:, None] + (references**2).sum(1)[None] - 2.0 * samples @ references.T
-    if leave_one_out:
-        assert samples.shape == references.shape, "leave-one-out compares a set with itself"
-        np.fill_diagonal(squares, np.inf)
-    nearest: Features = np.sqrt(squares.min(1).clip(0))
-    return nearest
+    """scores/nearest.py's, for arrays in float64."""
+    one, other = torch.from_numpy(samples), torch.from_numpy(references)
+    found: Features = nearest_in_tensors(one, other, leave_one_out=leave_one_out).numpy()
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,6 +37,12 @@ class Recogniser:
 
     @staticmethod
     def fitted(features: Features, labels: NDArray[np.int64]) -> Recogniser:
+        if len(features) > MOST_FOR_KERNELS:
+            rows = np.arange(len(features))
+            unseen = rows % 5 == 0  # rows are in the order of hashes: any slice is a random sample
+            part = LinearModel.fitted(features[~unseen], labels[~unseen])
+            accuracy = float((part.predict(features[unseen]) == labels[unseen]).mean())
+            return Recogniser(LinearModel.fitted(features, labels), accuracy)
         from sklearn.model_selection import cross_val_score  # slow to import
         from sklearn.svm import SVC
 
@@ -60,3 +54,23 @@ class Recogniser:
     def share_right(self, features: Features, wanted: NDArray[np.int64]) -> float:
         """Share of samples recognised as what was asked for."""
         return float((self.model.predict(features) == wanted).mean())  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    """A linear classifier with scikit-learn's manner, for sets that are too large for its kernels."""
+
+    classifier: Classifier
+    classes: NDArray[np.int64]
+
+    @staticmethod
+    def fitted(features: Features, labels: NDArray[np.int64]) -> LinearModel:
+        classes, place = np.unique(labels, return_inverse=True)
+        return LinearModel(
+            Classifier.fitted(torch.from_numpy(features).float(), torch.from_numpy(place), len(classes)), classes
+        )
+
+    def predict(self, features: Features) -> NDArray[np.int64]:
+        ranked = self.classifier.ranked(torch.from_numpy(features).float(), 1)
+        found: NDArray[np.int64] = self.classes[ranked[:, 0].numpy()]
+        return found

@@ -27,23 +27,36 @@ def plan_monolith(
 ) -> Artifact:
     """Write the order `monolith.json` to `out`."""
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
-    clusters = int(cut.config["clusters"])
+    return write_alone(origin, cut, out, order_on_everything(origin, cut, config, NAME, objective))
+
+
+def order_on_everything(
+    data: Artifact, partition: Artifact, config: PlanConfig, name: str, objective: str, share: float = 1.0
+) -> Order:
+    """An order for all of the data: K times an expert's batch, and a share of what K experts see together."""
+    clusters = int(partition.config["clusters"])
+    steps = max(1, round(config.training.images * share / config.training.batch))
+    images = config.training.images * clusters if share == 1.0 else steps * config.training.batch * clusters
     training = config.training.model_copy(
         update={
-            "images": config.training.images * clusters,
+            "images": images,
             "batch": config.training.batch * clusters,
-            "warmup_images": config.training.warmup_images * clusters,
-            "ema_images": config.training.ema_images * clusters,
-            "seed": seed_from(config.training.seed, "order", NAME),
+            "warmup_images": round(config.training.warmup_images * clusters * share),
+            "ema_images": max(1, round(config.training.ema_images * clusters * share)),
+            "seed": seed_from(config.training.seed, "order", name),
         }
     )
-    like = make_order(origin, cut, 0, objective, config)
-    update = {"name": NAME, "cluster": None, "shards": shard_refs(cut, "clusters/"), "training": training}
-    order = Order.model_validate(like.model_copy(update=update).model_dump())
+    like = make_order(data, partition, 0, objective, config)
+    update = {"name": name, "cluster": None, "shards": shard_refs(partition, "clusters/"), "training": training}
+    return Order.model_validate(like.model_copy(update=update).model_dump())
+
+
+def write_alone(origin: Artifact, cut: Artifact, out: str | Path | Store, order: Order) -> Artifact:
+    """One order as an artifact of its own."""
     settings = order.model_dump(mode="json")
     parents = {"data": origin.digest, "partition": cut.digest}
     if (there := reuse(out, KIND, settings, parents)) is not None:
         return there
     with Draft(out, KIND) as draft:
-        (draft.folder / f"{NAME}.json").write_bytes(order.to_bytes())
+        (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
         return draft.commit(config=settings, parents=parents, licence=origin.manifest.licence)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..artifacts import Artifact, Draft, Store, UserError, reuse
 from ..data.space import LatentSpace, TextSpace
@@ -22,6 +22,13 @@ from .recipes import Network, PlanConfig, recipe_for
 KIND = "orders"
 
 
+class Branching(Protocol):
+    """A common start of all experts (branch.py)."""
+
+    def shortened(self, order: Order) -> Order: ...
+    def record(self) -> dict[str, object]: ...
+
+
 def plan(
     data: str | Path | Store,
     partition: str | Path | Store,
@@ -29,8 +36,11 @@ def plan(
     config: PlanConfig | None = None,
     *,
     islands: Sequence[Island] = (),
+    branch: Branching | None = None,
 ) -> Artifact:
     """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
+
+    With `branch`, experts go on from a common start, for what is left of their budget.
 
     With `islands`, size and budget of each order follow from the machine that will take it, and how it is predicted to
     train there (execution, memory, hours, cost) is in the manifest. An order names its shards by digest and by
@@ -46,12 +56,14 @@ def plan(
         "chosen": [choice.objective for choice in choices],
         "islands": [choice.job.record() for choice in choices if choice.job is not None],
         **({"too_small": too_small} if too_small else {}),
+        **({"branch": branch.record()} if branch is not None else {}),
     }
     digests = {"data": origin.digest, "partition": cut.digest}
     if (there := reuse(out, KIND, settings, digests)) is not None:
         return there
 
     orders = [make_order(origin, cut, k, choice.objective, choice.config) for k, choice in enumerate(choices)]
+    orders = orders if branch is None else [branch.shortened(order) for order in orders]
     with Draft(out, KIND) as draft:
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())

@@ -1,0 +1,14 @@
+"""How often a classifier of the real data sees what was asked for."""
+
+from __future__ import annotations
+
+from .sets import Sets, score
+
+
+@score("agreement")
+def agreement(sets: Sets) -> dict[str, float]:
+    """Share of images whose likeliest class, or one of the five likeliest, is the one asked for."""
+    if sets.classifier is None or sets.asked is None:
+        return {}
+    right = sets.classifier.ranked(sets.features) == sets.asked[:, None]
+    return {"agreement": right[:, 0].float().mean().item(), "agreement_5": right.any(1).float().mean().item()}

@@ -1,0 +1,119 @@
+"""Scores against brute force, scipy, closed forms and sets whose answer is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+from scipy.spatial.distance import cdist
+
+from atoll.evaluation import scores
+from atoll.evaluation.scores import SCORES, Sets
+from atoll.evaluation.scores import sets as parts
+from atoll.evaluation.scores.classifier import Classifier
+from atoll.evaluation.scores.frechet import FrechetReference
+from atoll.evaluation.scores.nearest import nearest_distances
+
+RNG = np.random.default_rng(0)
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array).float()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART", 37)  # so that several parts are compared here, too
+
+
+@pytest.fixture(scope="module")
+def two() -> tuple[np.ndarray, np.ndarray]:
+    turn = RNG.normal(size=(6, 6))
+    return RNG.normal(size=(130, 6)) @ turn + 0.4, RNG.normal(size=(110, 6)) @ turn
+
+
+def test_every_file_of_the_folder_is_on_the_list() -> None:
+    folder = Path(scores.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "sets", "classifier"}
+    assert set(SCORES) == files, "one file, one score of that name"
+
+
+def test_frechet_agrees_with_scipys_matrix_root(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+    cov_a, cov_b = np.cov(a.T), np.cov(b.T)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a + cov_b - 2 * sqrtm(cov_a @ cov_b).real)
+    assert FrechetReference.of(b).distance(a) == pytest.approx(expected, rel=1e-9)
+    assert SCORES["frechet"](Sets(tensor(a), tensor(b)))["frechet"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_resample_is_the_set_with_repeated_rows(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+    reference = FrechetReference.of(b)
+    again = np.repeat(a, np.random.default_rng(5).multinomial(len(a), np.full(len(a), 1 / len(a))), axis=0)
+    assert reference.distances(a, 1, seed=5)[1] == pytest.approx(reference.distance(again), rel=1e-9)
+
+
+def test_the_spread_of_resamples_is_that_of_fresh_sets() -> None:
+    reference = FrechetReference.of(RNG.normal(size=(4000, 4)))
+    fresh = [reference.distance(RNG.normal(size=(400, 4)) + 0.5) for _ in range(60)]
+    found = reference.distances(RNG.normal(size=(400, 4)) + 0.5, 60, seed=1)[1:]
+    assert np.std(found) == pytest.approx(np.std(fresh), rel=0.35)
+
+
+def test_the_kernel_distance_is_the_unbiased_sum_over_pairs(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+
+    def kernel(x: np.ndarray, y: np.ndarray) -> float:
+        return (x @ y / len(x) + 1.0) ** 3
+
+    within = [np.mean([kernel(s[i], s[j]) for i in range(60) for j in range(60) if i != j]) for s in (a[:60], b[:60])]
+    across = np.mean([kernel(x, y) for x in a[:60] for y in b[:60]])
+    found = SCORES["kernel"](Sets(tensor(a[:60]), tensor(b[:60])))["kernel"]
+    assert found == pytest.approx(sum(within) - 2 * across, rel=1e-4)
+
+
+def test_precision_and_recall_agree_with_brute_force(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+    radii_a, radii_b = (np.sort(cdist(s, s), axis=1)[:, 3] for s in (a, b))
+    across = cdist(a, b)
+    found = SCORES["manifold"](Sets(tensor(a), tensor(b)))
+    assert found["precision"] == pytest.approx((across <= radii_b[None]).any(1).mean(), abs=0.01)
+    assert found["recall"] == pytest.approx((across <= radii_a[:, None]).any(0).mean(), abs=0.01)
+    one_point = SCORES["manifold"](Sets(tensor(np.repeat(b[:1], 50, 0)), tensor(b)))
+    assert (one_point["precision"], one_point["recall"]) == (1.0, pytest.approx(1 / len(b))), "right, and nothing else"
+
+
+def test_diversity_is_the_mean_cosine_distance_within_prompts(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+    asked = np.arange(len(a)) % 7
+    distance = cdist(a, a, "cosine")
+    same = (asked[:, None] == asked[None]) & ~np.eye(len(a), dtype=bool)
+    found = SCORES["diversity"](Sets(tensor(a), tensor(b), asked=torch.from_numpy(asked)))["diversity"]
+    assert found == pytest.approx(distance[same].mean(), rel=1e-5)
+    assert SCORES["diversity"](Sets(tensor(a), tensor(b))) == {}
+    alone = torch.arange(len(a))
+    assert SCORES["diversity"](Sets(tensor(a), tensor(b), asked=alone)) == {}, "one image of each has nothing to differ"
+
+
+def test_nearest_agrees_with_brute_force(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+    torch.testing.assert_close(
+        nearest_distances(tensor(a), tensor(b)), tensor(cdist(a, b).min(1)), rtol=1e-3, atol=1e-3
+    )
+    found = SCORES["nearest"](Sets(tensor(b[:20]), tensor(a), train=tensor(b)))
+    assert found["nearest_median"] < 0.01 < found["nearest_median_real"], "copies lie on their originals"
+
+
+def test_agreement_knows_separate_classes_and_wrong_answers() -> None:
+    labels = torch.arange(300) % 10
+    centres = 6.0 * torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    features = centres[labels] + torch.randn(300, 16, generator=torch.Generator().manual_seed(1))
+    classifier = Classifier.fitted(features, labels, 10)
+    right = SCORES["agreement"](Sets(features, features, asked=labels, classifier=classifier))
+    wrong = SCORES["agreement"](Sets(features, features, asked=(labels + 1) % 10, classifier=classifier))
+    assert right["agreement"] > 0.99
+    assert wrong["agreement"] < 0.01
+    assert right["agreement_5"] == 1.0

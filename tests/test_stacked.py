@@ -1,0 +1,126 @@
+"""Many experts in one process (benchmarks/stacked.py) are what as many separate islands make."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.islands.expert import read_expert_card
+from atoll.islands.order import read_order
+from atoll.islands.train import shards_of, train
+from atoll.islands.validation import Validation
+from atoll.models.dit import DiT, DiTConfig
+from atoll.models.router import Router, RouterConfig
+from atoll.planning.recipes import OBJECTIVES
+from atoll.process import Condition
+from atoll.training.execution import Execution
+from atoll.training.result import load_network
+from tiny_orders import CLASSES, NETWORK, TRAINING, tiny_order
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from stacked import Denoising, Pool, Stack, Telling, train_stack
+
+CPU = torch.device("cpu")
+POOLED = DiTConfig(latent=(2, 8, 8), patch=2, width=64, depth=2, heads=2, condition="pooled", text_width=12)
+
+
+def stirred(network: DiT | Router, seed: int) -> DiT | Router:
+    """Fresh networks answer zero; stirred ones tell their experts apart."""
+    numbers = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=numbers))
+    return network
+
+
+@pytest.mark.parametrize("kind", ["none", "labels", "pooled", "router"])
+def test_a_stack_answers_and_learns_as_its_networks_do_alone(kind: str) -> None:
+    config = {
+        "none": replace(NETWORK, condition="none", classes=None, activation="silu"),
+        "labels": NETWORK,
+        "pooled": POOLED,
+        "router": POOLED,
+    }[kind]
+    networks = [
+        stirred(Router(RouterConfig(trunk=config, clusters=5)) if kind == "router" else DiT(config), seed)
+        for seed in range(3)
+    ]
+    stack = Stack(networks, device=CPU, precision=torch.float64)
+    numbers = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 4, *config.latent, generator=numbers, dtype=torch.float64)
+    time = 999 * torch.rand(3, 4, generator=numbers, dtype=torch.float64)
+    dropped = torch.tensor([[True, False, False, False]] * 3)
+    given = {
+        "none": {},
+        "labels": {"labels": torch.randint(0, CLASSES, (3, 4), generator=numbers), "dropped": dropped},
+        "pooled": {"pooled": torch.randn(3, 4, 12, generator=numbers, dtype=torch.float64), "dropped": dropped},
+    }["pooled" if kind == "router" else kind]
+    answer = stack(x, time, given)
+    answer.square().sum().backward()
+    gradients = stack.tensors(stack.weights.grad)
+    for k, network in enumerate(networks):
+        network.double().zero_grad()
+        alone = network(x[k], time[k], Condition(**{n: v[k] for n, v in given.items()}) if given else None)
+        torch.testing.assert_close(answer[k], alone, rtol=1e-9, atol=1e-9)
+        alone.square().sum().backward()
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(gradients[name][k].double(), parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: Path) -> None:
+    objectives = [OBJECTIVES["flow"], OBJECTIVES["ddpm"]]
+    orders, yardsticks = [], []
+    for k, objective in enumerate(objectives):
+        place = tiny_order(tmp_path / f"run{k}", images=3840, decay="linear", seed=k)
+        order, run = read_order(place)
+        order = order.model_copy(update={"objective": objective})
+        place.write_bytes(order.to_bytes())
+        artifact = train(place, tmp_path / f"expert{k}", sheets=False)
+        assert artifact is not None
+        network = load_network(lambda: DiT(NETWORK), NETWORK, artifact, "cpu")
+        validation = Validation.fixed(shards_of(order, run, "validation"), order.training.seed)
+        card = read_expert_card(artifact)
+        orders.append((order, run, validation, card))
+        yardsticks.append(validation.measure(network, card, Execution()))
+
+    order, run, *_ = orders[0]
+    samples = shards_of(order, run, "train")
+    every = torch.arange(len(samples))
+    pool = Pool(samples.latents(every), labels=samples.condition(every, torch.zeros(len(every))).labels)
+    torch.manual_seed(0)
+    trained = train_stack(
+        [DiT(NETWORK) for _ in objectives],
+        Denoising(objectives, NETWORK.time_scale),
+        pool,
+        [every] * 2,
+        order.training,
+        seeds=[0, 1],
+    )
+    for (_, _, validation, card), state, island in zip(orders, trained.states, yardsticks, strict=True):
+        network = DiT(NETWORK)
+        network.load_state_dict(state, strict=False)
+        stacked = validation.measure(network, card, Execution())
+        fresh = validation.measure(DiT(NETWORK), card, Execution())
+        assert stacked == pytest.approx(island, rel=0.05), "as good as an island's"
+        assert stacked < 0.65 * fresh, "and far better than nothing"
+
+
+def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
+    numbers = torch.Generator().manual_seed(3)
+    clusters = torch.arange(240) % 3
+    latents = torch.randn(3, 2, 8, 8, generator=numbers)[clusters] + 0.3 * torch.randn(240, 2, 8, 8, generator=numbers)
+    trunk = replace(NETWORK, condition="none", classes=None)
+    trained = train_stack(
+        [Router(RouterConfig(trunk=trunk, clusters=3))],
+        Telling(clusters, trunk.time_scale),
+        Pool(latents),
+        [torch.arange(240)],
+        TRAINING.model_copy(update={"images": 6400, "decay": "linear"}),
+        seeds=[0],
+    )
+    first, last = trained.rows[0]["loss"][0], trained.rows[-1]["loss"][0]
+    assert last < 0.4 < first, "far below ln 3 over all times, t near 1 included"

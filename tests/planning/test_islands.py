@@ -14,7 +14,7 @@ from atoll.planning.assign import match
 from atoll.planning.islands import Island
 from atoll.planning.recipes import OBJECTIVES
 from atoll.training.execution import Execution
-from atoll.training.machines import GPUS, Gpu, bandwidth_for
+from atoll.training.machines import GPUS, Machine, bandwidth_for
 from atoll.training.memory import USABLE
 
 
@@ -88,9 +88,9 @@ def test_eight_bit_moments_are_an_islands_word(
 def test_a_machine_is_what_its_gpu_says_or_its_owner() -> None:
     known = Island(name="a", gpu="RTX 4090", hours=1)
     assert known.machine == GPUS["RTX 4090"]
-    assert Island(name="a", gpu="RTX 4090", hours=1, memory=20, bandwidth=900).machine == Gpu(20, 165, 900)
-    assert Island(name="a", memory=12, tflops=30, hours=1).machine == Gpu(12, 30, bandwidth_for(30))
-    assert Island(name="a", memory=12, tflops=30, bandwidth=400, hours=1, bfloat16=False).machine == Gpu(
+    assert Island(name="a", gpu="RTX 4090", hours=1, memory=20, bandwidth=900).machine == Machine(20, 165, 900)
+    assert Island(name="a", memory=12, tflops=30, hours=1).machine == Machine(12, 30, bandwidth_for(30))
+    assert Island(name="a", memory=12, tflops=30, bandwidth=400, hours=1, bfloat16=False).machine == Machine(
         12, 30, 400, bfloat16=False
     )
 

@@ -82,7 +82,7 @@ def _machines(gpu: str | None, memory: str | None) -> dict[str, Machine]:
         try:
             named = machine_named(gpu)
         except ValueError as error:
-            raise UserError(f"--gpu {error}".removesuffix(", or give memory (GiB) and tflops")) from error
+            raise UserError(f"--gpu: {error}") from error
         return {gpu: named if limit is None else replace(named, memory=limit)}
     if limit is None:
         return dict(GPUS)

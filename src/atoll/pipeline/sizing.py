@@ -29,6 +29,7 @@ START_SECONDS = 8.0  # of a process: importing torch, reading shards
 SHARE = 0.75  # of the hours left after prepare, for the experts; the rest is for router, evaluation and surprises
 PAINTING_SHARE = 0.12
 STEPS = 25
+UNSEEN = 8  # images of a small cluster that no island sees
 FEWEST, MOST = 100, 1000  # samples to measure by
 COMPRESSED_IMAGE = 100_000  # bytes: a guess, to count the images of a tar
 
@@ -47,6 +48,12 @@ class Stage:
     name: str
     what: str
     seconds: float
+
+
+def with_enough_unseen(prepare: PrepareConfig, images: int, clusters: int) -> PrepareConfig:
+    """Of few images a larger share is kept apart: every cluster needs some that its expert has not seen."""
+    share = round(min(0.2, UNSEEN * 1.5 * clusters / images), 2)
+    return prepare if share <= prepare.holdout else prepare.model_copy(update={"holdout": share})
 
 
 def prepare_settings(source: str, size: int | None) -> PrepareConfig:
@@ -134,7 +141,7 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
     return RunSettings(
         source=source,
         asked=asked,
-        prepare=prepare,
+        prepare=with_enough_unseen(prepare, look.images, clusters),
         partition=PartitionConfig(clusters=clusters, seed=asked.seed),
         plan=plan,
         evaluation=painting,

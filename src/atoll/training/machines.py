@@ -90,8 +90,9 @@ def machine_named(text: str) -> Machine:
     alike = {known: machine for known, machine in MACHINES.items() if plain in ways_to_write(known)}
     if not alike:
         near = difflib.get_close_matches(plain, [squeezed(known) for known in MACHINES], n=3, cutoff=0.6)
-        meant = [known for known in MACHINES if squeezed(known) in near] or list(MACHINES)
-        raise ValueError(f"{text}: not known; use one of {', '.join(meant)}, or give memory (GiB) and tflops")
+        meant = [known for known in MACHINES if squeezed(known) in near]
+        hint = f"did you mean {' or '.join(meant)}?" if meant else "`atoll plan --help` lists those known;"
+        raise ValueError(f"machine {text!r} is not known; {hint} or give memory (GiB) and tflops")
     # of several sold under one name: the one with the memory that was said, or else the smallest
     machine = min(alike.values(), key=lambda one: (one.memory != said.get("memory", 0), one.memory))
     if "cores" in said and machine.kind != "cpu":

@@ -70,7 +70,10 @@ def test_what_follows_from_a_change() -> None:
     assert kept.learning_rate == told.training.learning_rate
 
 
-def test_settings_are_shown_with_their_meaning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_shown_with_their_meaning(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     main(["plan", str(run / "data"), "--settings", "--recipe", "tiny", "--images", "100k"])
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split()[0]: line for line in lines[2:] if line.strip()}

@@ -4,10 +4,10 @@
     python benchmarks/first_mile.py --source /work/shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
 
 Pictures are generated (tests/photographs.py), or taken from a folder of parquet files with columns `image` and `label`
-and put into class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that what it says can be
-told from the stages before it. Memory is the sum over all processes of a stage of what each has to itself (PSS), looked
-at five times a second; the largest sum counts. Seconds hold the start of the program, and depend on who else uses the
-machine: the load before each stage is recorded.
+and put into class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from
+the stages before it. Memory is the sum over all processes of a stage of what each has to itself (PSS), looked at every
+half second; the largest sum counts. Seconds hold the start of the program, and depend on who else uses the machine:
+the load before each stage is recorded.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def measured(stage: str, pictures: Path, run: Path, hours: float, size: int) -> 
     peak, ended = [0.0], threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.2):
+        while not ended.wait(0.5):
             peak[0] = max(peak[0], memory_gib(process.pid))
 
     watcher = threading.Thread(target=watch)

@@ -3,11 +3,11 @@
     python benchmarks/first_mile.py --out benchmarks/results/first-mile-2-cores.json [--hours 0.5] [--images 3000]
     python benchmarks/first_mile.py --source /work/shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
 
-Pictures are generated (tests/photographs.py), or taken from a folder of parquet files with columns `image` and `label`
-and put into class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from
-the stages before it. Memory is the sum over all processes of a stage of what each has to itself (PSS), looked at every
-half second; the largest sum counts. Seconds hold the start of the program, and depend on who else uses the machine:
-the load before each stage is recorded.
+Pictures are generated (tests/photographs.py), or taken from parquet files with columns `image` and `label` and put into
+class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from the stages
+before it. Memory is the sum over all processes of a stage of what each has to itself (PSS), looked at every half
+second; the largest sum counts. Seconds hold the start of the program, and depend on who else uses the machine: the
+load before each stage is recorded.
 """
 
 from __future__ import annotations

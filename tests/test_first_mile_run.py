@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,11 @@ def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
     """Two at a time, interrupted, gone on with: the experts that one after another make."""
     orders = [str(planned / "orders" / f"{k:02d}.json") for k in range(3)]
     command = [*ATOLL, "train", *orders, "--out", str(tmp_path / "all"), "--device", "cpu", "--checkpoint-seconds", "0"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # where tests run in the background it is ignored
+    process = subprocess.Popen(command, env=environment, preexec_fn=heed)  # noqa: PLW1509
     while not (tmp_path / "all" / "00" / "state").exists():
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)  # the islands save, and it ends
     process.wait(60)

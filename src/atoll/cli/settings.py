@@ -120,7 +120,6 @@ def described(settings: Any, below: str = "", meaning: str = "") -> Iterator[tup
 # of the maths' objects, whose fields are documented where they are defined
 MEANINGS = {
     "schedule": "path from data to noise",
-    "name": "which one",
     "kind": "what the network predicts",
     "density": "which times are trained how often",
     "weighting": "of the loss over times",

@@ -47,4 +47,4 @@ def test_beside_an_xl2_it_is_ddms_router_with_larger_patches() -> None:
 
 def test_an_expert_so_small_that_nothing_is_a_tenth_of_it_gets_the_smallest() -> None:
     expert = DiTConfig(latent=(1, 8, 8), patch=4, width=48, depth=3, heads=4)
-    assert router_network(expert).width == 64
+    assert router_network(expert).width == 32

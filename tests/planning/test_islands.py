@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from atoll.planning.assign import match
 from atoll.planning.islands import Island
 from atoll.planning.recipes import OBJECTIVES
 from atoll.training.execution import Execution
-from atoll.training.machines import GPUS, Gpu, bandwidth_for
+from atoll.training.machines import GPUS, MACHINES, Machine, bandwidth_for, machine_named
 from atoll.training.memory import USABLE
 
 
@@ -74,7 +75,7 @@ def test_eight_bit_moments_are_an_islands_word(
     for folder, installed in (("orders", None), ("again", object())):
         monkeypatch.setattr("atoll.training.memory.find_spec", lambda name, installed=installed: installed)
         without = read_islands(islands_file(tmp_path, text % ""))
-        with pytest.raises(UserError, match=r"largest that does is l/2; with the extra torchao it would.*eight_bit"):
+        with pytest.raises(UserError, match=r"largest that does is large; with the extra torchao it would.*eight_bit"):
             plan(run / "data", run / "partition", run / folder, recipe("small"), islands=without)
         path = islands_file(tmp_path, text % ", eight_bit: true")
         main(["plan", str(run / "data"), "--recipe", "small", "--islands", str(path), "--out", str(run / folder)])
@@ -88,9 +89,9 @@ def test_eight_bit_moments_are_an_islands_word(
 def test_a_machine_is_what_its_gpu_says_or_its_owner() -> None:
     known = Island(name="a", gpu="RTX 4090", hours=1)
     assert known.machine == GPUS["RTX 4090"]
-    assert Island(name="a", gpu="RTX 4090", hours=1, memory=20, bandwidth=900).machine == Gpu(20, 165, 900)
-    assert Island(name="a", memory=12, tflops=30, hours=1).machine == Gpu(12, 30, bandwidth_for(30))
-    assert Island(name="a", memory=12, tflops=30, bandwidth=400, hours=1, bfloat16=False).machine == Gpu(
+    assert Island(name="a", gpu="RTX 4090", hours=1, memory=20, bandwidth=900).machine == Machine(20, 165, 900)
+    assert Island(name="a", memory=12, tflops=30, hours=1).machine == Machine(12, 30, bandwidth_for(30))
+    assert Island(name="a", memory=12, tflops=30, bandwidth=400, hours=1, bfloat16=False).machine == Machine(
         12, 30, 400, bfloat16=False
     )
 
@@ -164,7 +165,7 @@ def test_an_island_on_which_nothing_fits_is_left_out(
 
 def test_only_islands_on_which_nothing_fits_is_one_line(run: Path) -> None:
     toy = Island(name="toy", memory=0.5, tflops=5000, hours=90)
-    with pytest.raises(UserError, match=r"--islands toy: s/2 does not fit into 0\.5 GiB, and no smaller size does"):
+    with pytest.raises(UserError, match=r"--islands toy: 384x12 does not fit into 0\.5 GiB, and nothing smaller does"):
         plan(run / "data", run / "partition", run / "orders", recipe("small"), islands=(toy,))
     picky = Island(name="lab", gpu="H100", hours=9, clusters=(0, 1))
     with pytest.raises(UserError, match="nobody takes cluster 2, nothing fits on toy; add a larger island"):
@@ -185,7 +186,7 @@ def test_a_file_that_is_not_text_is_one_line(name: str, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("islands: []", "islands"),
-        ("islands: [{name: a, gpu: RTX 9999, hours: 1}]", "gpu 'RTX 9999' is not known"),
+        ("islands: [{name: a, gpu: RTX 9999, hours: 1}]", "machine 'RTX 9999' is not known"),
         ("islands: [{name: a, hours: 1}]", "needs a gpu, or memory"),
         ("islands: [{name: a, gpu: T4, hours: -1}]", "hours"),
         ("islands: [{name: a, gpu: T4, hours: 1, ours: 2}]", "ours"),
@@ -205,3 +206,80 @@ def test_clusters_nobody_takes() -> None:
         match([Island(name="a", gpu="T4", hours=1, clusters=(0,))], [10, 10])
     with pytest.raises(UserError, match="cluster 7 does not exist"):
         match([Island(name="a", gpu="T4", hours=1, clusters=(7,))], [10, 10])
+
+
+@pytest.mark.parametrize(
+    ("written", "known", "memory"),
+    [
+        ("rtx4090", "RTX 4090", 24),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
+        ("4090", "RTX 4090", 24),
+        ("A100 40GB", "A100-40GB", 40),
+        ("A100-SXM4-80GB", "A100-80GB", 80),
+        ("a100", "A100-40GB", 40),
+        ("T4 16 GB", "T4", 16),
+        ("Tesla T4", "T4", 16),
+        ("RTX 3060 8GB", "RTX 3060", 8),
+        ("RTX A6000", "A6000", 48),
+        ("Apple M2 Max 64GB", "M2 Max", 64),
+        ("m1", "M1", 8),
+    ],
+)
+def test_machines_as_people_write_them(written: str, known: str, memory: float) -> None:
+    assert machine_named(written) == replace(MACHINES[known], memory=memory)
+
+
+def test_a_cpu_is_a_machine_that_trains_as_many_orders_as_it_has_cores(run: Path, tmp_path: Path) -> None:
+    assert machine_named("CPU 16 cores").cores == 16
+    text = "islands: [{name: old, gpu: CPU 4 cores, hours: 1}]"
+    made = plan(run / "data", run / "partition", run / "orders", islands=read_islands(islands_file(tmp_path, text)))
+    jobs = made.config["islands"]
+    assert {job["precision"] for job in jobs} == {"float32"}
+    assert max(job["hours"] for job in jobs) <= 0.5, "eight orders, four at a time"
+    with pytest.raises(ValueError, match="cores count for a CPU only"):
+        machine_named("RTX 4090 8 cores")
+
+
+def test_every_island_has_a_cluster_before_any_has_two() -> None:
+    islands = [Island(name=name, gpu=gpu, hours=10) for name, gpu in (("a", "H200"), ("b", "T4"), ("c", "M1"))]
+    assert {i.name for i in match(islands, [9, 9, 9]).values()} == {"a", "b", "c"}
+    names = [i.name for i in match(islands, [9, 9, 9, 9, 9]).values()]
+    assert sorted(set(names)) == ["a", "b", "c"]
+    assert names.count("a") == 3
+
+
+def test_a_budget_that_is_cut_takes_warm_up_and_average_with_it(run: Path) -> None:
+    """A laptop's 13,824 images kept a warm-up of 128,000 and an average over 900,000."""
+    islands = (Island(name="slow", gpu="CPU 1 core", hours=0.05),)
+    plan(run / "data", run / "partition", run / "orders", recipe("laptop"), islands=islands)
+    usual = recipe("laptop").training
+    for order in orders_of(run):
+        learns = order.training
+        assert learns.images < usual.images
+        assert learns.warmup_images / learns.images == pytest.approx(usual.warmup_images / usual.images, rel=0.05)
+        assert learns.ema_images <= 0.06 * learns.images or learns.ema_images == learns.batch
+
+
+def test_what_is_set_is_honoured_or_refused_with_islands(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = islands_file(tmp_path, "islands: [{name: lab, gpu: H100, hours: 9}, {name: shed, gpu: T4, hours: 9}]")
+    main(
+        [
+            "plan",
+            str(run / "data"),
+            "--islands",
+            str(path),
+            "--set",
+            "network.width=96",
+            "--set",
+            "training.ema_images=77",
+        ]
+    )
+    for order in orders_of(run):
+        assert order.architecture.width == 96
+        assert order.training.ema_images == 77
+    with pytest.raises(SystemExit):
+        main(["plan", str(run / "data"), "--islands", str(path), "--images", "900B", "--out", str(run / "more")])
+    assert "images of 48x3 need" in capsys.readouterr().err
+    assert not (run / "more").exists()

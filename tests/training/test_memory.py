@@ -15,7 +15,7 @@ from atoll.models.accounting import Cost, account
 from atoll.models.presets import preset
 from atoll.training.execution import Execution
 from atoll.training.forecast import forecast
-from atoll.training.machines import GPUS, Gpu, bandwidth_for
+from atoll.training.machines import GPUS, Machine, bandwidth_for
 from atoll.training.memory import USABLE, divisors, fits, footprint, images_per_s, next_smaller
 
 XL = account(preset("xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77))
@@ -124,7 +124,7 @@ def test_plain_storage_where_it_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("gpu", [replace(H200, memory=24.0), GPUS["RTX 4090"], GPUS["RTX 3090"], GPUS["L4"]])
-def test_xl_trains_on_24_gib_at_four_fifths_of_the_speed(gpu: Gpu) -> None:
+def test_xl_trains_on_24_gib_at_four_fifths_of_the_speed(gpu: Machine) -> None:
     unlimited = fits(XL, replace(gpu, memory=math.inf), BATCH, eight_bit=True)[0]
     best = fits(XL, gpu, BATCH, eight_bit=True)[0]
     assert best.memory_gib < 21.7

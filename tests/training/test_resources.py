@@ -12,7 +12,7 @@ from atoll.models.accounting import account
 from atoll.models.presets import preset
 from atoll.training.execution import Execution
 from atoll.training.machines import GPUS
-from atoll.training.memory import USABLE, fits
+from atoll.training.memory import USABLE, fits, plain_execution
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources, parse_memory
 
@@ -43,7 +43,7 @@ def test_on_a_cpu_the_default_is_a_constant(threads: int) -> None:
         chosen = Resources(device="cpu").choose(XL, TRAINING, 10**12, None)
     finally:
         torch.set_num_threads(before)
-    assert chosen.execution == Execution()
+    assert chosen.execution == plain_execution(XL, TRAINING.batch, "cpu"), "by the network and its batch alone"
     assert chosen.smaller(chosen.execution) is None
 
 
@@ -63,13 +63,13 @@ def test_what_was_saved_is_kept_unless_something_is_asked() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_what_was_saved_on_a_card_goes_on_without_one() -> None:
     saved = Execution(device="cuda", precision="bfloat16", compiling="blocks", moments="8-bit")
-    assert Resources().choose(XL, TRAINING, 0, saved).execution == Execution()
+    assert Resources().choose(XL, TRAINING, 0, saved).execution == plain_execution(XL, TRAINING.batch, "cpu")
 
 
 def test_settings_that_are_insisted_on_win() -> None:
     settings = {"precision": "bfloat16", "threads": 2, "recomputed_blocks": 3}
     chosen = Resources(device="cpu", settings=settings).choose(XL, TRAINING, 0, None)
-    assert chosen.execution == Execution(precision="bfloat16", threads=2, recomputed_blocks=3)
+    assert chosen.execution == plain_execution(XL, TRAINING.batch, "cpu").model_copy(update=settings)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,8 @@ class TestOnACard:
             Resources(settings=settings).choose(XL, TRAINING, 0, None)
 
     def test_a_device_that_is_set_is_the_device(self) -> None:
-        assert Resources(settings={"device": "cpu"}).choose(XL, TRAINING, 0, None).execution == Execution()
+        chosen = Resources(settings={"device": "cpu"}).choose(XL, TRAINING, 0, None)
+        assert chosen.execution == plain_execution(XL, TRAINING.batch, "cpu")
 
     def test_after_memory_ran_out_what_has_nothing_to_do_with_it_stays(self) -> None:
         insisted = {"compiling": "none", "samples": "host", "threads": 4}

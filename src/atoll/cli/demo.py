@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from ..artifacts import UserError
-from ..demo import demo as run_demo
-from ..demo import demo_size, tiny_size
+from ..demo import DEVICE, demo_settings, tiny_settings
 from ..ensemble.versions import clean_run
-from .bars import bars, console
-from .tables import print_evaluation
+from ..pipeline.settings import write_once
+from .run import carry_out_and_tell
 
-SIZES = {"demo": demo_size, "tiny": tiny_size}
+SIZES = {"demo": demo_settings, "tiny": tiny_settings}
 
 
 def demo(
@@ -25,8 +23,9 @@ def demo(
 ) -> None:
     """Eight experts that never met learn handwritten digits, two by DDPM and six by flow matching, and paint together.
 
-    Everything goes through the same stages and files as the other verbs. Run it again to go on after a stop of
-    any kind, or to see that everything is there.
+    It is `atoll run` on the built-in digits: the same code, stages and files.
+    Run it again to go on after a stop of any kind, or to see that everything
+    is there.
 
     Examples:
 
@@ -39,15 +38,5 @@ def demo(
     run = clean_run(out)
     if not run.is_local:
         raise UserError(f"--out {out}: the demo trains its islands on this machine; give a local folder")
-    began = time.monotonic()
-    with bars() as show:
-        evaluation = run_demo(run, seed=seed, compare=compare, size=SIZES[size](), show=show)
-    print_evaluation(evaluation)
-    console.print(f"\neverything is there, after {time.monotonic() - began:.0f} s:")
-    for name, what in (
-        ("report.html", "who painted what, and how well"),
-        ("samples.png", "a picture of it"),
-        ("evaluation.json", "the numbers"),
-        ("ensemble", "the model, version by version: `atoll sample " + out + ' --prompt "a handwritten three"`'),
-    ):
-        console.print(f"  [bold]{run.path / name}[/bold]  {what}", soft_wrap=True)
+    settings = write_once(run, SIZES[size](seed))
+    carry_out_and_tell(run, settings, compare=compare, device=DEVICE, prompt="a handwritten three")

@@ -15,7 +15,7 @@ from ..models.accounting import FLOAT32, Cost, account
 from ..models.dit import DiTConfig
 from ..models.presets import preset
 from ..training.forecast import Forecast, forecast
-from ..training.machines import GPUS, Gpu
+from ..training.machines import GPUS, Machine, machine_named
 from ..training.memory import USABLE, Fit
 from ..training.resources import parse_memory
 
@@ -75,13 +75,15 @@ def describe(
         console.print(note, style="dim", highlight=False, markup=False)
 
 
-def _machines(gpu: str | None, memory: str | None) -> dict[str, Gpu]:
+def _machines(gpu: str | None, memory: str | None) -> dict[str, Machine]:
     """Known cards by name, kept within `memory`; without a card named, all that have as much."""
     limit = None if memory is None else parse_memory(memory)
     if gpu is not None:
-        if gpu not in GPUS:
-            raise UserError(f"--gpu {gpu}: not known; use one of {', '.join(GPUS)}")
-        return {gpu: GPUS[gpu] if limit is None else replace(GPUS[gpu], memory=limit)}
+        try:
+            named = machine_named(gpu)
+        except ValueError as error:
+            raise UserError(f"--gpu: {error}") from error
+        return {gpu: named if limit is None else replace(named, memory=limit)}
     if limit is None:
         return dict(GPUS)
     found = {name: replace(machine, memory=limit) for name, machine in GPUS.items() if machine.memory >= limit}

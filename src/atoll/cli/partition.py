@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Store, find
+from ..artifacts import Store, UserError, find
 from ..data.engine import engine_named
 from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
 from .bars import bars
 from .settings import read_settings
+
+SLACK = 1.05  # a bound is kept on the samples clusters are fitted to; all others follow them about as closely
 
 
 def partition(
@@ -25,7 +27,7 @@ def partition(
     ] = None,
     by: Annotated[str | None, typer.Option(help="features, or the baselines label and random")] = None,
     balance: Annotated[
-        float | None, typer.Option(help="Largest over smallest cluster, at most (default: 2); 0: no bound")
+        float | None, typer.Option(help="Largest over smallest cluster, at most (default: 2 if it can be); 0: no bound")
     ] = None,
     onto: Annotated[str | None, typer.Option(help="An older partition: keep its clusters, assign what is new")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of k-means (default: 0)")] = None,
@@ -63,4 +65,9 @@ def partition(
     if made.config["by"] == "label" and quality["unlabelled"]:
         typer.echo(f"  without a label: {quality['unlabelled']:,}, dealt out by a hash of their id")
     agreement = "" if quality["nmi"] is None else f", agreement with labels {quality['nmi']['clusters']}"
+    aim = made.config["balance"]
+    if balance and there and quality["balance"] > SLACK * balance:
+        raise UserError(f"--balance {balance:g}: {made.store} has {quality['balance']}; choose another --out or bound")
+    if aim is not None and quality["balance"] > SLACK * aim:
+        typer.echo(f"  balance {quality['balance']} is the best these samples allow; {aim:g} was the aim")
     typer.echo(f"  balance {quality['balance']}, silhouette {quality['silhouette']}{agreement}; look at partition.html")

@@ -19,11 +19,12 @@ from ..islands.order import Order
 from ..planning.assign import PREDICTED
 from ..planning.branch import plan_start, trained_start
 from ..planning.islands import read_islands
-from ..planning.recipes import recipe, recipe_for
+from ..planning.recipes import RECIPES, PlanConfig, follows, name_for, recipe
 from ..planning.stage import plan as plan_stage
 from ..training.execution import Execution
+from ..training.machines import APPLE, GPUS
 from .bars import bars
-from .settings import parse_count, read_settings
+from .settings import names_in, parse_count, read_settings, settings_table, told_changes
 
 
 def plan(
@@ -36,7 +37,10 @@ def plan(
     islands: Annotated[
         Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")
     ] = None,
-    recipe_name: Annotated[str | None, typer.Option("--recipe", help="digits, small or paper")] = None,
+    recipe_name: Annotated[
+        str | None,
+        typer.Option("--recipe", help="laptop, tiny, small, base, large or xl (default: what suits the data)"),
+    ] = None,
     images: Annotated[str | None, typer.Option(help="Images each order trains for: 96000, 500k, 2M")] = None,
     branch: Annotated[
         float | None,
@@ -61,6 +65,9 @@ def plan(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting: --set training.batch=64; repeat it")
     ] = None,
+    settings_only: Annotated[
+        bool, typer.Option("--settings", help="Show every setting, its value and its meaning; write nothing")
+    ] = False,
 ) -> None:
     """Write one work order per cluster; later, orders for clusters that grew or for experts that should learn more.
 
@@ -73,6 +80,8 @@ def plan(
       atoll plan runs/demo/data --images 128k --set network.depth=4
 
       atoll plan runs/demo/data --branch 0.25 --mix 8flow
+
+      atoll plan runs/photos/data --recipe laptop --settings
 
       atoll plan runs/demo/data-2 --onto runs/demo/orders --grown-by 0.2
 
@@ -122,22 +131,42 @@ def plan(
         return
 
     refuse({"--grown-by": grown_by, "--from-scratch": from_scratch or None}, "the first orders")
-    defaults = recipe(recipe_name) if recipe_name else recipe_for(origin.config)
-    settings = read_settings(defaults, file=config, flags={"mix": mix, **flags}, overrides=set_ or ())
+    told = {"mix": mix, **flags}
+    insisted = {name for table in told_changes(config, told, set_ or ()) for name, _ in names_in(table)}
+
+    def changed(base: PlanConfig) -> PlanConfig:
+        return follows(read_settings(base, file=config, flags=told, overrides=set_ or ()), base, insisted)
+
+    named = recipe_name or name_for(origin.config, cut.config["clusters"])
+    usual = changed(recipe(named, origin.config["latent"]["shape"]))
+    if settings_only:
+        Console().print(settings_table(usual, f"recipe {named}: {about(named)}"))
+        return
     place = run.child("orders") if out is None else Store.at(out)
     there = find(place) is not None
     machines = read_islands(islands) if islands is not None else ()
     common = None
     if branch is not None:
         refuse({"--islands": islands}, "--branch")
-        start = plan_start(origin, cut, run, settings, branch)
+        start = plan_start(origin, cut, run, usual, branch)
         common = trained_start(run, start, branch)
         if common is None:
             typer.echo(f"planned: {start.store}/start.json, the common start of all experts")
             typer.echo(f"train it: atoll train {start.store}/start.json --out {run.child('start')}")
             typer.echo("then run this command again: it writes the experts' orders, which go on from there")
             return
-    orders = plan_stage(origin.store, cut.store, place, settings, islands=machines, branch=common)
+    orders = plan_stage(
+        origin.store,
+        cut.store,
+        place,
+        usual if recipe_name else None,
+        islands=machines,
+        change=changed,
+        insisted=insisted,
+        branch=common,
+    )
+    if not machines:
+        typer.echo(f"recipe {named}: {about(named)}")
     tell(orders, accept_orders(run, origin, cut, orders), there)
     for island, fits in savings(orders.config["islands"]).items():
         typer.echo(f"{island}: fits with {fits}")
@@ -147,6 +176,20 @@ def plan(
         typer.echo(f"left out: {name}, no size fits into {memory:g} GiB")
     if idle := [island.name for island in machines if island.name not in busy and island.name not in too_small]:
         typer.echo(f"no cluster left for: {', '.join(idle)}")
+
+
+assert plan.__doc__ is not None
+plan.__doc__ += f"""
+    Recipes, from small to large: {"; ".join(f"{name} ({one.what})" for name, one in RECIPES.items())}.
+    Without --recipe, the largest that a cluster has enough images for.
+
+    Machines that --islands knows by name: {", ".join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow.
+    """
+
+
+def about(name: str) -> str:
+    """A recipe in a few words."""
+    return RECIPES[name].what if name in RECIPES else "what the demo trains"
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from statistics import mean
 from typing import Annotated
 
@@ -12,12 +13,12 @@ from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import register_router
 from ..ensemble.checks import Checks
 from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference, place_of
-from ..models.dit import DiTConfig
+from ..islands.order import Order
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
 from .bars import console
-from .settings import parse_overrides, read_settings
+from .settings import names_in, parse_overrides, read_settings, settings_table, told_changes
 from .watching import say, watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
@@ -43,6 +44,9 @@ def router(
     checkpoint_seconds: Annotated[
         float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
     ] = None,
+    settings_only: Annotated[
+        bool, typer.Option("--settings", help="Show every setting, its value and its meaning; train nothing")
+    ] = False,
 ) -> None:
     """Train a router for the run's newest partition. It needs no expert, so it can be trained before they come back.
 
@@ -79,7 +83,10 @@ def router(
     else:
         experts = ordered(place, version)
         start, plan = None, router_plan(data, partition, blind=blind, seed=seed, experts=experts)
-    plan = read_settings(plan, overrides=what)
+    plan = told_router(plan, what)
+    if settings_only:
+        console.print(settings_table(plan, f"the router of {place.name}"))
+        return
     with watching("the router", quiet=there is not None) as watch:
         if older is not None and there is None:
             say(f"trains on from the weights of {older.store.name}; --from-scratch does not")
@@ -102,6 +109,16 @@ def router(
         console.print(f"fuses the experts of [bold]{place}[/bold] since version {now.version}", soft_wrap=True)
 
 
+def told_router(plan: RouterPlan, overrides: Sequence[str]) -> RouterPlan:
+    """A plan with what the user says; warm-up and average keep their share of another budget."""
+    changes = told_changes(overrides=overrides)
+    insisted = {name.removeprefix("training.") for table in changes for name, _ in names_in(table)}
+    told = read_settings(plan, overrides=overrides)
+    over = plan.training.over(told.training.images, insisted)
+    update = {name: getattr(over, name) for name in {"warmup_images", "ema_images"} - insisted}
+    return told.model_copy(update={"training": told.training.model_copy(update=update)})
+
+
 def older_router(run: Store, version: Version) -> Artifact | None:
     """The model's router, if it is there and of a partition that has grown since."""
     if version.router is None or find(place_of(run, version.router)) is None:
@@ -117,9 +134,9 @@ def default_place(run: Store, version: Version, older: Artifact | None) -> Store
     return run.child("router") if version.router is None else place_of(run, version.router)
 
 
-def ordered(run: Store, version: Version) -> list[DiTConfig]:
-    """The architectures that are ordered from islands: the router is sized for them."""
-    return [order.architecture for order in Checks(run).orders_of(version).values()]
+def ordered(run: Store, version: Version) -> list[Order]:
+    """What is ordered from islands: the router is sized for it."""
+    return [order for order in Checks(run).orders_of(version).values() if order.cluster is not None]
 
 
 def accuracy_line(artifact: Artifact, blind: bool) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from rich.table import Table
 
 from ..artifacts import UserError, explain
 
@@ -25,9 +28,7 @@ def read_settings(
 
     What nobody has set is left to the model, whose default for one setting may depend on another.
     """
-    changes = [] if file is None else [read_toml(file)]
-    changes += [nested(name, value) for name, value in (flags or {}).items() if value is not None]
-    changes.append(parse_overrides(overrides))
+    changes = told_changes(file, flags, overrides)
     values = defaults.model_dump()
     for change in changes:
         values = merge(values, change)
@@ -36,7 +37,93 @@ def read_settings(
     try:
         return type(defaults).model_validate(values)
     except ValidationError as error:
-        raise UserError(f"settings: {explain(error)}; correct it in the file or with --set") from error
+        near = near_names(error, known_names(defaults))
+        raise UserError(f"settings: {explain(error)}; {near or 'correct it in the file or with --set'}") from error
+
+
+def told_changes(
+    file: Path | None = None, flags: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """What the user sets, as nested tables, the later over the earlier."""
+    changes = [] if file is None else [read_toml(file)]
+    changes += [nested(name, value) for name, value in (flags or {}).items() if value is not None]
+    return [*changes, parse_overrides(overrides)]
+
+
+def names_in(table: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:
+    """(`a.b`, value) of everything a nested table sets."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from names_in(value, f"{below}{name}.")
+        else:
+            yield f"{below}{name}", value
+
+
+def known_names(settings: BaseModel) -> list[str]:
+    return [name for name, _ in names_in(settings.model_dump())]
+
+
+def near_names(error: ValidationError, known: Sequence[str]) -> str | None:
+    """Settings that somebody may have meant who named one that does not exist: `did you mean training.batch?`"""
+    first = error.errors(include_url=False)[0]
+    if first["type"] not in ("extra_forbidden", "unexpected_keyword_argument"):
+        return None
+    asked = ".".join(str(part) for part in first["loc"])
+    last = asked.rpartition(".")[2]
+    ends = difflib.get_close_matches(last, {name.rpartition(".")[2] for name in known}, n=3, cutoff=0.7)
+    alike = difflib.get_close_matches(asked, known, n=3, cutoff=0.7)
+    alike += [name for name in known if name.rpartition(".")[2] in ends]
+    group = [name for name in known if name.rpartition(".")[0] == asked.rpartition(".")[0]]
+    meant = list(dict.fromkeys(alike))[:4]
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"there are {', '.join(group)}" if group else None
+
+
+def settings_table(settings: BaseModel, title: str) -> Table:
+    """One line per setting: name, value, meaning."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", no_wrap=True)
+    table.add_column("meaning", style="dim")
+    for name, value, meaning in described(settings):
+        shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else format_value(value)
+        table.add_row(name, shown, meaning)
+    return table
+
+
+def format_value(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_value, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def described(settings: Any, below: str = "", meaning: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(name, value, meaning) of every setting; a dataclass of the maths has its meaning from whoever holds it."""
+    if isinstance(settings, BaseModel):
+        for name, field in type(settings).model_fields.items():
+            yield from described(getattr(settings, name), f"{below}{name}.", field.description or meaning)
+    elif isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from described(value, f"{below}{name}.", meaning)
+    elif is_dataclass(settings):
+        for held in fields(settings):
+            said = str(held.metadata.get("description", MEANINGS.get(held.name, meaning)))
+            yield from described(getattr(settings, held.name), f"{below}{held.name}.", said)
+    else:
+        value = getattr(settings, "value", settings)
+        yield below.removesuffix("."), value, meaning
+
+
+# of the maths' objects, whose fields are documented where they are defined
+MEANINGS = {
+    "schedule": "path from data to noise",
+    "kind": "what the network predicts",
+    "density": "which times are trained how often",
+    "weighting": "of the loss over times",
+}
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

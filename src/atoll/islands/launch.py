@@ -15,8 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..artifacts import MANIFEST, Artifact, Store, UserError, find, link, verify_file
-from .order import read_order
+from ..models.accounting import account
+from ..training.execution import named_or_best
+from ..training.machines import free_memory_gib, usable_cores
+from ..training.memory import footprint, plain_execution
+from .order import Order, read_order
 from .start import place_of_start
 from .train import fetch
 
@@ -25,16 +31,14 @@ Progress = Callable[[str, int, int], None]  # (island, images, total)
 
 @dataclass(frozen=True)
 class Island:
-    """One island's folder: inbox/ is what it was handed, expert/ what it leaves."""
+    """One order that is trained here: where it lies, where its expert goes, and where its errors are written."""
 
     name: str
-    folder: Path
-    order: Path
+    order: str | Path
+    expert: Path
+    errors: Path
     images: int
-
-    @property
-    def expert(self) -> Path:
-        return self.folder / "expert"
+    arguments: tuple[str, ...] = ()  # of `atoll train`, besides the usual
 
     @property
     def done(self) -> bool:
@@ -60,60 +64,125 @@ def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") 
             link(start.file(name), inbox / order.start.path / name)
         Store.at(inbox).child(*order.start.path.split("/")).write(MANIFEST, start.manifest.to_bytes())
     Store.at(inbox).child("orders").write(f"{order_name}.json", order.to_bytes())
-    return Island(order_name, folder, inbox / "orders" / f"{order_name}.json", order.training.images)
+    place = inbox / "orders" / f"{order_name}.json"
+    return Island(order_name, place, folder / "expert", folder / "errors.log", order.training.images)
+
+
+def several(orders: Sequence[str], out: Path, arguments: Sequence[str] = ()) -> list[Island]:
+    """Orders to be trained side by side: each expert goes to a folder of `out` that has the order's name."""
+    islands: list[Island] = []
+    for place in orders:
+        order, _ = read_order(place)
+        if order.name in {island.name for island in islands}:
+            raise UserError(f"{place}: a second order {order.name}; train orders of one name into different --out")
+        errors = out / "errors" / f"{order.name}.log"
+        where = place if "://" in place else Path(place).resolve()
+        expert = (out / order.name).resolve()
+        islands.append(Island(order.name, where, expert, errors, order.training.images, tuple(arguments)))
+    return islands
+
+
+def places_for(islands: Sequence[Island], device: str | None) -> list[str]:
+    """Where orders are trained at the same time: one on every GPU, since two on one would take turns; on a CPU one on
+    every core, since each uses one thread, as long as memory holds them all.
+    """
+    name = named_or_best(device)
+    if name == "cuda":
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if torch.device(name).type != "cpu":
+        return [name]
+    waiting = [read_order(island.order)[0] for island in islands if not island.done]
+    needed = [needs(order) for order in waiting]
+    room = int(free_memory_gib() / max(needed, default=1.0))
+    return [name] * max(1, min(usable_cores(), room))
+
+
+def needs(order: Order) -> float:
+    """GiB that training an order takes on a CPU, the interpreter and its libraries included."""
+    cost, batch = account(order.architecture), order.training.batch
+    return footprint(cost, plain_execution(cost, batch, "cpu"), batch)
 
 
 def run_islands(
     islands: Sequence[Island],
     *,
-    parallel: int,
-    device: str | None = None,
+    places: Sequence[str],
     checkpoint_seconds: float = 10.0,
     on_progress: Progress | None = None,
 ) -> None:
-    """Train every island that has no expert yet, `parallel` at a time; returns when all have one.
+    """Train every island that has no expert yet, one at a time on each of `places`; returns when all have one.
 
-    If this process dies, its islands die with it (they are tethered to a pipe), and the same call goes on.
+    If this process dies, its islands die with it (they are tethered to a pipe), and the same call goes on. If it is
+    interrupted they are told to save first. One that fails ends the others in the same way.
     """
     waiting = [island for island in islands if not island.done]
-    running: dict[Island, subprocess.Popen[bytes]] = {}
+    free = list(places)
+    running: dict[Island, tuple[str, subprocess.Popen[bytes]]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < parallel:
-                island = waiting.pop(0)
-                running[island] = start(island, checkpoint_seconds, device)
+            while waiting and free:
+                island, place = waiting.pop(0), free.pop(0)
+                running[island] = place, start(island, checkpoint_seconds, place)
             time.sleep(0.2)
-            for island, process in list(running.items()):
+            for island, (place, process) in list(running.items()):
                 if on_progress is not None:
                     on_progress(island.name, images_seen(island), island.images)
                 if process.poll() is not None:
                     del running[island]
+                    free.append(place)
                     check_exit(island, process.returncode)
     finally:
-        for process in running.values():
+        stop([process for _, process in running.values()])
+
+
+def over_all(islands: Sequence[Island], show: Callable[[int, int], None]) -> Progress:
+    """Progress of each island as one number over the images of all."""
+    seen = {island.name: island.images if island.done else 0 for island in islands}
+    total = sum(island.images for island in islands)
+
+    def on_progress(name: str, images: int, _: int) -> None:
+        seen[name] = images
+        show(sum(seen.values()), total)
+
+    return on_progress
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]], patience: float = 20.0) -> None:
+    """Let islands save what they have, and end those that do not."""
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + patience
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-def start(island: Island, checkpoint_seconds: float, device: str | None) -> subprocess.Popen[bytes]:
-    """The real verb, in the island's own folder, with its own error log."""
+def start(island: Island, checkpoint_seconds: float, device: str) -> subprocess.Popen[bytes]:
+    """The real verb, in a folder of its own, with its own error log."""
     command = [sys.executable, "-m", "atoll", "train", str(island.order), "--out", str(island.expert), "--quiet"]
-    command += ["--checkpoint-seconds", str(checkpoint_seconds), "--tethered"]
-    command += [] if device is None else ["--device", device]
-    island.folder.mkdir(parents=True, exist_ok=True)
+    command += ["--checkpoint-seconds", str(checkpoint_seconds), "--tethered", "--device", device, *island.arguments]
+    island.errors.parent.mkdir(parents=True, exist_ok=True)
     # the island sets its own thread count; libraries that start theirs at import must not take all cores
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (island.folder / "errors.log").open("wb") as errors:
+    with island.errors.open("wb") as errors:
         return subprocess.Popen(
-            command, cwd=island.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=environment
+            command,
+            cwd=island.errors.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
         )
 
 
 def check_exit(island: Island, code: int) -> None:
     if code != 0 or not island.done:
-        lines = (island.folder / "errors.log").read_text(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {code}"
-        raise UserError(f"island {island.name} failed: {reason} (all of it in {island.folder / 'errors.log'})")
+        lines = island.errors.read_text(errors="replace").strip().splitlines()
+        reason = lines[-1].removeprefix("atoll: ") if lines else f"exit code {code}"
+        raise UserError(f"island {island.name} failed: {reason} (all of it in {island.errors})")
 
 
 def images_seen(island: Island) -> int:

@@ -55,11 +55,19 @@ def cells_for(samples: int, clusters: int, most: int) -> int:
 
 
 def cluster(
-    sample: np.ndarray, clusters: int, *, cells: int, seed: int, balance: float | None, threads: int
+    sample: np.ndarray,
+    clusters: int,
+    *,
+    cells: int,
+    seed: int,
+    balance: float | None,
+    threads: int,
+    strict: bool = True,
 ) -> Clustering:
     """Fit on `sample` float32 [n, D] (features of any length), K clusters of cells.
 
-    `balance` bounds the size of the largest cluster over that of the smallest, counted in the sample.
+    `balance` bounds the size of the largest cluster over that of the smallest, counted in the sample; unless `strict`,
+    it is come as near as the cells allow.
     """
     points = unit_length(sample)
     different = len({hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in points})
@@ -81,7 +89,7 @@ def cluster(
     with faiss_threads(1):  # so small that threads wait for each other twenty times as long as they compute
         coarse = coarse_clusters(fine, sizes, clusters, seed)
     if balance is not None:
-        coarse = rebalance(fine, sizes, coarse, clusters, balance)
+        coarse = rebalance(fine, sizes, coarse, clusters, balance, strict)
     return Clustering(fine, by_size(coarse, sizes, clusters))
 
 
@@ -115,7 +123,9 @@ def coarse_clusters(fine: np.ndarray, sizes: np.ndarray, clusters: int, seed: in
     return coarse
 
 
-def rebalance(fine: np.ndarray, sizes: np.ndarray, coarse: np.ndarray, clusters: int, bound: float) -> np.ndarray:
+def rebalance(
+    fine: np.ndarray, sizes: np.ndarray, coarse: np.ndarray, clusters: int, bound: float, strict: bool = True
+) -> np.ndarray:
     """Move cells between clusters until the largest is at most `bound` times the smallest.
 
     A move takes a cell out of the largest cluster or into the smallest one, never makes its new cluster as large as
@@ -131,6 +141,8 @@ def rebalance(fine: np.ndarray, sizes: np.ndarray, coarse: np.ndarray, clusters:
         cost = distance - distance[every, coarse][:, None]
         allowed = mass[None, :] + sizes[:, None] < mass[coarse][:, None]
         allowed &= (coarse == mass.argmax())[:, None] | (np.arange(clusters) == mass.argmin())[None, :]
+        if not allowed.any() and not strict:
+            break
         if not allowed.any():
             raise UserError(
                 f"--balance {bound:g}: cannot be reached, the best is {mass.max() / mass.min():.3g} with "

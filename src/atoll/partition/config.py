@@ -23,6 +23,11 @@ class PartitionConfig(BaseModel):
     threads: int = Field(default=1, gt=0, description="faiss threads; part of the result's last bits")
     shard_rows: int = Field(default=4096, gt=0)
 
+    @property
+    def insists_on_balance(self) -> bool:
+        """Whether somebody asked for the bound; the usual one is only aimed at."""
+        return "balance" in self.model_fields_set and self.balance is not None
+
     @model_validator(mode="before")
     @classmethod
     def _no_bound_by_default_where_none_is_kept(cls, values: Any) -> Any:

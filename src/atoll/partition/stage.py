@@ -118,6 +118,7 @@ def by_features(index: Index, samples: ShardSet, config: PartitionConfig, progre
         cells=cells,
         seed=config.seed,
         balance=config.balance,
+        strict=config.insists_on_balance,
         threads=config.threads,
     )
     return {"fine": torch.from_numpy(clustering.fine), "coarse": torch.from_numpy(clustering.coarse)}

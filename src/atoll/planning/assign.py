@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ..artifacts import UserError
 from ..models.accounting import account
 from ..models.dit import DiTConfig
-from ..models.presets import SIZES, parse
+from ..models.presets import parse
 from ..training.memory import Fit, fits
 from .islands import Island
 from .mix import Mix
-from .recipes import Network
+from .recipes import RECIPES, Network, PlanConfig
 
 PREDICTED = ("precision", "micro_batch", "recomputed_blocks", "moments", "average")  # of an execution, in the manifest
 
@@ -47,7 +47,8 @@ class Job:
 def match(
     islands: Sequence[Island], sizes: Sequence[int], mix: Mix | None = None, too_small: Collection[str] = ()
 ) -> dict[int, Island]:
-    """An island for every cluster: the largest cluster first, to whoever has most work to give per cluster taken.
+    """An island for every cluster: the largest cluster first, to whoever has none yet, and then to whoever has most
+    work to give per cluster taken.
 
     An island that insists on an objective takes no more clusters than the mix has of it. Islands named in `too_small`
     take none. One cluster after another without looking back: where islands insist on clusters and objectives both, it
@@ -77,7 +78,7 @@ def match(
                 "change the mix, or leave out their `objective`"
             )
         asked = [island for island in able if island.clusters is not None]
-        best = max(asked or able, key=lambda i: i.machine.tflops * i.hours / (taken[i.name] + 1))
+        best = max(asked or able, key=lambda i: (not taken[i.name], i.strength / (taken[i.name] + 1)))
         taken[best.name] += 1
         chosen[cluster] = best
     return chosen
@@ -87,37 +88,47 @@ def plan_job(
     island: Island,
     shared: int,
     cluster: int,
+    options: Sequence[Option],
     *,
-    network: Network,
-    images: int,
-    batch: int,
     samples: int,
     build: Callable[[Network], DiTConfig],
-) -> tuple[Job, Network]:
-    """The network and budget for one cluster of `samples` bytes on an island that trains `shared` clusters in all.
+    insisted: Collection[str] = (),
+) -> tuple[Job, PlanConfig]:
+    """What one cluster of `samples` bytes trains on an island that trains `shared` clusters in all, and for how long.
 
-    Without a size asked for: the largest that fits and sees `images` images in the hours there are; if none gets
-    that far, the smallest that fits, for as many images as it can.
+    Of the options, the largest first: the first that fits and gets through its budget in the hours there are; if none
+    gets that far, the last that fits, for as many images as it can, unless somebody insists on how many.
     """
-    hours = island.hours / shared
-    options = [(name, sized(network, name)) for name in sizes_at(network.patch)]
-    if island.size is not None:
-        options = [(island.size, asked_for(network, island))]
+    hours = island.hours_for_each(shared)
     fitting = [
-        (name, choice, found)
-        for name, choice in options
-        if (found := best_fit(island, build(choice), batch, samples=samples))
+        (option, found)
+        for option in options
+        if (found := best_fit(island, build(option.config.network), option.config.training.batch, samples=samples))
     ]
     if not fitting:
-        raise UserError(refusal(island, network, batch, build))
-    reach = [option for option in fitting if option[2].images_per_s * hours * 3600 >= images]
-    name, choice, found = reach[0] if reach else fitting[-1]
-    budget = int(min(images, found.images_per_s * hours * 3600)) // batch * batch
+        raise UserError(refusal(island, options, build))
+
+    def reached(found: Fit) -> float:
+        return found.images_per_s * hours * 3600
+
+    chosen, found = next((pair for pair in fitting if reached(pair[1]) >= pair[0].config.training.images), fitting[-1])
+    config, training = chosen.config, chosen.config.training
+    budget = training.images
+    if reached(found) < budget:
+        if "training.images" in insisted:
+            need = budget / found.images_per_s / 3600
+            raise UserError(
+                f"--islands {island.name}: {budget:,} images of {chosen.name} need {need:,.1f} hours, it has "
+                f"{hours:,.3g} for cluster {cluster}; ask for fewer images, or offer more hours"
+            )
+        budget = int(reached(found)) // training.batch * training.batch
     if budget == 0:
         raise UserError(f"--islands {island.name}: {hours:g} hours are not enough for one step; offer more hours")
+    kept = {name.removeprefix("training.") for name in insisted}
     used = budget / found.images_per_s / 3600
     cost = None if island.price is None else used * island.price
-    return Job(cluster, island.name, name, found, budget, used, cost), choice
+    job = Job(cluster, island.name, chosen.name, found, budget, used, cost)
+    return job, config.model_copy(update={"training": training.over(budget, kept)})
 
 
 def best_fit(island: Island, architecture: DiTConfig, batch: int, *, samples: int = 0) -> Fit | None:
@@ -126,36 +137,34 @@ def best_fit(island: Island, architecture: DiTConfig, batch: int, *, samples: in
     return found[0] if found else None
 
 
-def sizes_at(patch: int) -> list[str]:
-    """Named sizes, the largest first."""
-    by_size = sorted(SIZES, key=lambda name: -(SIZES[name].width ** 2) * SIZES[name].depth)
-    return [f"{name}/{patch}" for name in by_size]
+@dataclass(frozen=True)
+class Option:
+    """Something an island could train."""
+
+    name: str
+    config: PlanConfig
 
 
-def sized(network: Network, name: str) -> Network:
-    size, patch = parse(name)
-    return network.model_copy(update={"width": size.width, "depth": size.depth, "heads": size.heads, "patch": patch})
-
-
-def asked_for(network: Network, island: Island) -> Network:
+def asked_for(island: Island, config: PlanConfig) -> Option:
+    """The size an island insists on, trained as `config` says."""
     try:
-        return sized(network, str(island.size))
+        size, patch = parse(str(island.size))
     except ValueError as error:
         raise UserError(f"--islands {island.name}: {error}") from error
+    shape = {"width": size.width, "depth": size.depth, "heads": size.heads, "patch": patch}
+    return Option(str(island.size), config.model_copy(update={"network": config.network.model_copy(update=shape)}))
 
 
-def refusal(island: Island, network: Network, batch: int, build: Callable[[Network], DiTConfig]) -> str:
+def refusal(island: Island, options: Sequence[Option], build: Callable[[Network], DiTConfig]) -> str:
     """One line that says what does not fit, and what would."""
-    largest = largest_fit(island, network, batch, build)
-    name = island.size or sizes_at(network.patch)[-1]
-    what = f"--islands {island.name}: {name} does not fit into {island.machine.memory:g} GiB"
-    what += f"; the largest that does is {largest}" if largest else ", and no smaller size does"
+    last, memory = options[-1], f"{island.machine.memory:g} GiB"
+    batch = last.config.training.batch
+    what = f"--islands {island.name}: {last.name} does not fit into {memory}"
+    shape = build(last.config.network)
+    smaller = [(name, RECIPES[name].plan(shape.latent).network) for name in reversed(RECIPES)]
+    smaller = [(name, network) for name, network in smaller if network.width < shape.width]
+    largest = next((name for name, network in smaller if best_fit(island, build(network), batch)), None)
+    what += f"; the largest that does is {largest}" if largest else ", and nothing smaller does"
     extended = island.model_copy(update={"eight_bit": True})
-    helps = best_fit(extended, build(sized(network, name)), batch) is not None
+    helps = best_fit(extended, shape, batch) is not None
     return f"{what}; with the extra torchao it would: install it there and say eight_bit: true" if helps else what
-
-
-def largest_fit(island: Island, network: Network, batch: int, build: Callable[[Network], DiTConfig]) -> str | None:
-    """The largest named size that fits on an island, at the patch it asked for; None if it is too small for any."""
-    patch = asked_for(network, island).patch if island.size is not None else network.patch
-    return next((n for n in sizes_at(patch) if best_fit(island, build(sized(network, n)), batch)), None)

@@ -4,18 +4,21 @@ islands:
   - {name: anna, gpu: RTX 4090, hours: 72, price: 0.40}
   - {name: lab, gpu: A100-80GB, hours: 48, size: xl/2, objective: ddpm}
   - {name: shed, memory: 12, tflops: 30, bandwidth: 400, hours: 200, eight_bit: true, clusters: [3]}
+  - {name: mia, gpu: M2 Max 64GB, hours: 20}
+  - {name: old, gpu: CPU 8 cores, hours: 100}
 """
 
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..artifacts import UserError, explain
-from ..training.machines import GPUS, Gpu, bandwidth_for
+from ..training.machines import Machine, bandwidth_for, machine_named
 
 
 class Island(BaseModel):
@@ -23,7 +26,7 @@ class Island(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9 _.-]+$")
-    gpu: str | None = None
+    gpu: str | None = Field(default=None, description="a card, an Apple M... or a CPU, as people write it")
     memory: float | None = Field(default=None, gt=0, description="GiB that training may use")
     tflops: float | None = Field(default=None, gt=0, description="dense matrix rate, TFLOP/s")
     bandwidth: float | None = Field(default=None, gt=0, description="of its memory, GB/s; None: as cards of its tflops")
@@ -38,26 +41,31 @@ class Island(BaseModel):
 
     @model_validator(mode="after")
     def _is_a_machine(self) -> Island:
-        if self.gpu is not None and self.gpu not in GPUS:
-            raise ValueError(f"gpu {self.gpu!r} is not known; use one of {', '.join(GPUS)}, or give memory and tflops")
+        if self.gpu is not None:
+            machine_named(self.gpu)
         if self.gpu is None and (self.memory is None or self.tflops is None):
             raise ValueError("needs a gpu, or memory (GiB) and tflops")
         return self
 
     @property
-    def machine(self) -> Gpu:
+    def machine(self) -> Machine:
         if self.gpu is not None:
-            known = GPUS[self.gpu]
+            known = machine_named(self.gpu)
         else:
             assert self.memory is not None, "checked above"
             assert self.tflops is not None, "checked above"
-            known = Gpu(self.memory, self.tflops, bandwidth_for(self.tflops))
-        return Gpu(
-            known.memory if self.memory is None else self.memory,
-            known.tflops if self.tflops is None else self.tflops,
-            known.bandwidth if self.bandwidth is None else self.bandwidth,
-            known.bfloat16 if self.bfloat16 is None else self.bfloat16,
-        )
+            known = Machine(self.memory, self.tflops, bandwidth_for(self.tflops))
+        said = {name: getattr(self, name) for name in ("memory", "tflops", "bandwidth", "bfloat16")}
+        return replace(known, **{name: value for name, value in said.items() if value is not None})
+
+    @property
+    def strength(self) -> float:
+        """What it can compute in all, in TFLOP/s x hours."""
+        return self.machine.tflops * self.machine.cores * self.hours
+
+    def hours_for_each(self, clusters: int) -> float:
+        """Hours for each of so many clusters; on a CPU as many train side by side as it has cores."""
+        return self.hours / -(-clusters // self.machine.cores)
 
 
 class IslandsFile(BaseModel):

@@ -1,8 +1,10 @@
-"""What to train by default: one complete, named configuration per kind of run."""
+"""What to train by default: complete, named configurations, from a laptop to the papers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,13 +25,15 @@ class Network(BaseModel):
     """The backbone's free choices; the data decides the rest (latent shape, vocabulary, classes)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    width: int = Field(gt=0)
-    depth: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    patch: int = Field(gt=0)
-    variant: Literal["adaln", "adaln-single"] = "adaln-single"
-    activation: Literal["gelu-tanh", "silu"] = "gelu-tanh"
-    qk_norm: bool = False
+    width: int = Field(gt=0, description="values of a token")
+    depth: int = Field(gt=0, description="transformer blocks")
+    heads: int = Field(gt=0, description="attention heads; they divide the width")
+    patch: int = Field(gt=0, description="side of the squares of the latent that become tokens")
+    variant: Literal["adaln", "adaln-single"] = Field(
+        "adaln-single", description="how blocks see time and condition: as DiT, or as PixArt"
+    )
+    activation: Literal["gelu-tanh", "silu"] = Field("gelu-tanh", description="between the layers of a block's MLP")
+    qk_norm: bool = Field(False, description="normalise queries and keys: steadier in bfloat16")
 
 
 class PlanConfig(BaseModel):
@@ -41,6 +45,10 @@ class PlanConfig(BaseModel):
     training: Training
     objectives: dict[str, Objective] = dict(OBJECTIVES)
     acceptance: Acceptance = Acceptance()
+
+
+USUAL_LATENT = (4, 32, 32)  # of 256 px through most autoencoders
+DIGITS = "digits"
 
 
 def digits() -> PlanConfig:
@@ -60,44 +68,102 @@ def digits() -> PlanConfig:
     )
 
 
-def small() -> PlanConfig:
-    """A first run on real images: DiT-S at patch 2, a day on one consumer GPU."""
-    return PlanConfig(
-        network=Network(width=384, depth=12, heads=6, patch=2, qk_norm=True),
-        training=Training(
-            images=12_800_000,
-            batch=128,
-            learning_rate=2e-4,
-            warmup_images=128_000,
-            ema_images=900_000,
+@dataclass(frozen=True)
+class Recipe:
+    """A size of expert, and the training that goes with it."""
+
+    what: str
+    width: int
+    depth: int
+    heads: int
+    tokens: int  # of an image, at most; larger patches make them fewer
+    worth: int  # training images of a cluster from which on so many weights are worth having
+    images: int
+    batch: int
+    learning_rate: float
+    largest_patch: int = 16
+    qk_norm: bool = False
+    decay: Literal["constant", "linear"] = "linear"
+    warmup: float = 0.02  # share of the budget
+    average: float = 0.04  # the same: half-life
+
+    def plan(self, latent: Sequence[int]) -> PlanConfig:
+        patch = patch_for(latent, self.tokens, self.largest_patch)
+        training = Training(
+            images=self.images,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+            warmup_images=round(self.warmup * self.images),
+            decay=self.decay,
+            ema_images=round(self.average * self.images),
             seed=0,
-        ),
-    )
+        )
+        network = Network(width=self.width, depth=self.depth, heads=self.heads, patch=patch, qk_norm=self.qk_norm)
+        return PlanConfig(network=network, training=training)
 
 
-def paper() -> PlanConfig:
-    """DDM's and HDDM's expert: XL/2, batch 32, learning rate 1e-4 without warm-up, EMA 0.9999 per step."""
-    return PlanConfig(
-        network=Network(width=1152, depth=28, heads=16, patch=2),
-        training=Training(
-            images=12_800_000,
-            batch=32,
-            learning_rate=1e-4,
-            ema_images=222_000,  # 32 images x ln 2 / -ln 0.9999 steps
-            seed=0,
-        ),
-    )
+# from small to large; learning rates fall with the width. `worth` is from experience where there is some: 3M weights
+# suit a cluster of 12,500 photographs (pilot), 600M one of a million (HDDM)
+RECIPES = {
+    "laptop": Recipe("1M weights; an hour for eight on two cores", 128, 4, 4, 64, 0, 200_000, 64, 1e-3),
+    "tiny": Recipe("3M weights; minutes on a GPU, hours on a CPU", 192, 6, 3, 64, 2_000, 1_500_000, 128, 6e-4),
+    "small": Recipe("22M, DiT-S; a day on one good card", 384, 12, 6, 256, 20_000, 12_800_000, 128, 2e-4, qk_norm=True),
+    "base": Recipe("87M, DiT-B", 768, 12, 12, 256, 100_000, 12_800_000, 128, 1.5e-4, qk_norm=True),
+    "large": Recipe("304M, DiT-L", 1024, 24, 16, 256, 400_000, 12_800_000, 128, 1e-4, 2, qk_norm=True),
+    # DDM's and HDDM's: no warm-up, EMA 0.9999 per step, which is 32 images x ln 2 / -ln 0.9999 of half-life
+    "xl": Recipe(
+        "450M, the papers' XL/2", 1152, 28, 16, 256, 1_000_000, 12_800_000, 32, 1e-4, 2,
+        decay="constant", warmup=0.0, average=222 / 12_800,
+    ),
+}  # fmt: skip
 
 
-RECIPES = {"digits": digits, "small": small, "paper": paper}
+def patch_for(latent: Sequence[int], tokens: int, largest: int = 16) -> int:
+    """The smallest patch that leaves at most so many tokens, or else the largest that fits."""
+    _, height, width = latent
+    fitting = [patch for patch in (1, 2, 4, 8, 16) if patch <= largest and not height % patch and not width % patch]
+    return next((p for p in fitting if height * width // p**2 <= tokens), fitting[-1])
 
 
-def recipe(name: str) -> PlanConfig:
+def recipe(name: str, latent: Sequence[int] = USUAL_LATENT) -> PlanConfig:
+    """A recipe by name, for latents of this shape."""
+    if name == DIGITS:
+        return digits()
     if name not in RECIPES:
-        raise UserError(f"--recipe {name}: not known; use one of {', '.join(RECIPES)}")
-    return RECIPES[name]()
+        raise UserError(f"--recipe {name}: not known; use one of {', '.join((*RECIPES, DIGITS))}")
+    return RECIPES[name].plan(latent)
 
 
-def recipe_for(data: Mapping[str, Any]) -> PlanConfig:
-    """The recipe for a data artifact's config when none is named."""
-    return recipe("digits" if data["source"]["kind"] == "digits" else "small")
+def recipes_worth(images: int) -> list[str]:
+    """Names of the recipes for a cluster of so many training images, the largest first."""
+    return [name for name in reversed(RECIPES) if RECIPES[name].worth <= images]
+
+
+def name_for(data: Mapping[str, Any], clusters: int) -> str:
+    """The recipe for a data artifact's config, cut into so many clusters, when none is named."""
+    if data["source"]["kind"] == "digits":
+        return DIGITS
+    return recipes_worth(data["splits"].get("train", 0) // clusters)[0]
+
+
+def recipe_for(data: Mapping[str, Any], clusters: int) -> PlanConfig:
+    return recipe(name_for(data, clusters), data["latent"]["shape"])
+
+
+def follows(told: PlanConfig, base: PlanConfig, insisted: Collection[str]) -> PlanConfig:
+    """What was `told` to change a recipe, with what follows from it: warm-up and average keep their share of the
+    budget, the learning rate goes with the square root of the batch and against the width. What somebody insists on
+    (`training.ema_images`) stays as it is.
+    """
+    kept = {name.removeprefix("training.") for name in insisted}
+    old, new = base.training, told.training
+    over = old.over(new.images, kept)
+    rate = math.sqrt(new.batch / old.batch) * base.network.width / told.network.width
+    update = {
+        "learning_rate": new.learning_rate * rate,
+        "warmup_images": over.warmup_images,
+        "ema_images": over.ema_images,
+    }
+    return told.model_copy(
+        update={"training": new.model_copy(update={k: v for k, v in update.items() if k not in kept})}
+    )

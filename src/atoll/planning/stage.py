@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,12 +15,13 @@ from ..data.space import LatentSpace, TextSpace
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
 from ..training.seeds import seed_from
-from .assign import Job, largest_fit, match, plan_job, refusal
+from .assign import Job, Option, asked_for, best_fit, match, plan_job, refusal
 from .islands import Island
 from .mix import detail_of, read_mix
-from .recipes import Network, PlanConfig, recipe_for
+from .recipes import Network, PlanConfig, recipe, recipe_for, recipes_worth
 
 KIND = "orders"
+Change = Callable[[PlanConfig], PlanConfig]
 
 
 class Branching(Protocol):
@@ -36,23 +38,25 @@ def plan(
     config: PlanConfig | None = None,
     *,
     islands: Sequence[Island] = (),
+    change: Change = lambda config: config,
+    insisted: Collection[str] = (),
     branch: Branching | None = None,
 ) -> Artifact:
     """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
 
-    With `branch`, experts go on from a common start, for what is left of their budget.
-
-    With `islands`, size and budget of each order follow from the machine that will take it, and how it is predicted to
-    train there (execution, memory, hours, cost) is in the manifest. An order names its shards by digest and by
-    their path relative to the run, so the partition and the orders must lie side by side.
+    With `islands`, the budget of each order follows from the machine that will take it, and its size too unless
+    `config` gives it or it is `insisted` on (`network.depth`); how it is predicted to train there (execution, memory,
+    hours, cost) is in the manifest. `change` is what the user tells to change in any recipe. With `branch`, experts go
+    on from a common start, for what is left of their budget. An order names its shards by digest and by their path
+    relative to the run, so the partition and the orders must lie side by side.
     """
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
     check_places(origin, cut, Store.at(out))
-    config = config or recipe_for(origin.config)
-    too_small = islands_too_small(origin, config, islands)
-    choices = choose(origin, cut, config, islands, too_small)
+    wanted = Wanted(origin, cut, config, change, frozenset(insisted))
+    too_small = islands_too_small(wanted, islands)
+    choices = choose(wanted, islands, too_small)
     settings = {
-        **config.model_dump(mode="json"),
+        **wanted.usual.model_dump(mode="json"),
         "chosen": [choice.objective for choice in choices],
         "islands": [choice.job.record() for choice in choices if choice.job is not None],
         **({"too_small": too_small} if too_small else {}),
@@ -68,6 +72,41 @@ def plan(
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
         return draft.commit(config=settings, parents=digests, licence=origin.manifest.licence)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user wants, of which data: a config, or what to change in whichever recipe fits."""
+
+    data: Artifact
+    partition: Artifact
+    config: PlanConfig | None
+    change: Change
+    insisted: frozenset[str]
+
+    @cached_property
+    def usual(self) -> PlanConfig:
+        """What is trained where no island has its own."""
+        clusters = int(self.partition.config["clusters"])
+        return self.config or self.change(recipe_for(self.data.config, clusters))
+
+    def options(self, island: Island, images: int) -> list[Option]:
+        """What an island may train on a cluster of so many images, the largest first."""
+        if island.size is not None:
+            return [asked_for(island, self.usual)]
+        fixed = self.config is not None or any(name.startswith("network.") for name in self.insisted)
+        if fixed or self.data.config["source"]["kind"] == "digits":
+            return [Option(f"{self.usual.network.width}x{self.usual.network.depth}", self.usual)]
+        latent = self.data.config["latent"]["shape"]
+        return [Option(name, self.change(recipe(name, latent))) for name in recipes_worth(images)]
+
+    def build(self, network: Network) -> DiTConfig:
+        return architecture(self.data.config, network)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Training images of every cluster."""
+        return [size["train"] for size in json.loads(self.partition.read("sizes.json"))["clusters"]]
 
 
 def check_places(data: Artifact, partition: Artifact, out: Store) -> None:
@@ -90,26 +129,25 @@ class Choice:
     job: Job | None = None
 
 
-def islands_too_small(data: Artifact, config: PlanConfig, islands: Sequence[Island]) -> dict[str, float]:
-    """The islands on which no size fits, with their memory in GiB; not all of them, or there is nobody to plan for."""
+def islands_too_small(wanted: Wanted, islands: Sequence[Island]) -> dict[str, float]:
+    """The islands on which nothing fits, with their memory in GiB; not all of them, or there is nobody to plan for.
 
-    def build(network: Network) -> DiTConfig:
-        return architecture(data.config, network)
+    One that insists on a size is not left out, but refused.
+    """
 
-    small = [i for i in islands if largest_fit(i, config.network, config.training.batch, build) is None]
+    def fits(island: Island) -> bool:
+        options = wanted.options(island.model_copy(update={"size": None}), min(wanted.counts))
+        return any(best_fit(island, wanted.build(o.config.network), o.config.training.batch) for o in options)
+
+    small = [island for island in islands if not fits(island)]
     if islands and len(small) == len(islands):
-        raise UserError(refusal(small[0], config.network, config.training.batch, build))
+        raise UserError(refusal(small[0], wanted.options(small[0], min(wanted.counts)), wanted.build))
     return {island.name: island.machine.memory for island in small}
 
 
-def choose(
-    data: Artifact,
-    partition: Artifact,
-    config: PlanConfig,
-    islands: Sequence[Island],
-    too_small: Collection[str],
-) -> list[Choice]:
+def choose(wanted: Wanted, islands: Sequence[Island], too_small: Collection[str]) -> list[Choice]:
     """One choice per cluster: the recipe's, or what the cluster's island can do."""
+    config, partition = wanted.usual, wanted.partition
     clusters = int(partition.config["clusters"])
     mix = read_mix(config.mix, config.objectives, clusters)
     detail = [detail_of(partition, k) for k in range(clusters)]
@@ -119,26 +157,22 @@ def choose(
         if island.objective is not None and island.objective not in config.objectives:
             known = ", ".join(sorted(config.objectives))
             raise UserError(f"--islands {island.name}: unknown objective {island.objective!r}; use {known}")
-    counts = [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
-    matched = match(islands, counts, mix, too_small)
+    matched = match(islands, wanted.counts, mix, too_small)
     chosen = mix.deal(detail, {k: i.objective for k, i in matched.items() if i.objective is not None})
     shared = Counter(island.name for island in matched.values())
     choices = []
-    for k in range(clusters):
+    for k, objective in enumerate(chosen):
         island = matched[k]
-        job, network = plan_job(
+        job, fitted = plan_job(
             island,
             shared[island.name],
             k,
-            network=config.network,
-            images=config.training.images,
-            batch=config.training.batch,
+            wanted.options(island, wanted.counts[k]),
             samples=train_bytes(partition, k),
-            build=lambda choice: architecture(data.config, choice),
+            build=wanted.build,
+            insisted=wanted.insisted,
         )
-        training = config.training.model_copy(update={"images": job.images})
-        fitted = config.model_copy(update={"network": network, "training": training})
-        choices.append(Choice(chosen[k], fitted, job))
+        choices.append(Choice(objective, fitted, job))
     return choices
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..models.accounting import Cost
 from .execution import Execution
-from .machines import Gpu
+from .machines import Machine
 from .memory import Fit, fits
 
 
@@ -25,7 +25,7 @@ class Forecast:
     """One network on one machine, without samples on the device."""
 
     gpu: str
-    machine: Gpu
+    machine: Machine
     unlimited: Fit  # what the same card would choose with any amount of memory
     least: Fit  # what needs least memory, however slow
     chosen: Fit | None  # None: nothing fits
@@ -37,7 +37,7 @@ class Forecast:
         return None if self.chosen is None else self.chosen.images_per_s / self.unlimited.images_per_s
 
 
-def forecast(cost: Cost, gpu: str, machine: Gpu, batch: int, *, eight_bit: bool) -> Forecast:
+def forecast(cost: Cost, gpu: str, machine: Machine, batch: int, *, eight_bit: bool) -> Forecast:
     """What would be chosen for a batch, and what other settings would cost."""
     anything = fits(cost, replace(machine, memory=math.inf), batch, eight_bit=eight_bit)
     found = fits(cost, machine, batch, eight_bit=eight_bit)
@@ -47,7 +47,7 @@ def forecast(cost: Cost, gpu: str, machine: Gpu, batch: int, *, eight_bit: bool)
     return Forecast(gpu, machine, anything[0], least, chosen, others)
 
 
-def alternatives(cost: Cost, machine: Gpu, batch: int, chosen: Execution, eight_bit: bool) -> Iterator[Alternative]:
+def alternatives(cost: Cost, machine: Machine, batch: int, chosen: Execution, eight_bit: bool) -> Iterator[Alternative]:
     """Each setting in turn changed by hand, the others as chosen.
 
     Not precision: what a card with bfloat16 reaches in float32 is in no table of ours.

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..models.accounting import BFLOAT16, FLOAT32, Cost
 from .execution import Execution
-from .machines import GIB, MEASURED_SHARE, Gpu
+from .machines import GIB, MEASURED_SHARE, Machine
 
 USABLE = 0.9  # of a card's memory; the rest is the driver's, the display's and the allocator's
 RESERVE = 0.5 * GIB  # workspaces of libraries
@@ -39,6 +39,10 @@ GAP_SECONDS = 0.12e-3  # per block and micro-batch: some sixty kernels, each beg
 HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting them, where they are not a graph
 EIGHT_BIT_SHARE = 0.98  # of the speed that is left with moments in eight bits
 HOST_AVERAGE_SHARE = 0.9  # and with the average on the host; a guess
+HOST_ACTIVATIONS = 0.5 * GIB  # of a micro-batch on a CPU, which takes no less time for more
+CORE_SHARE = 0.6  # of a core's rate at products its cache holds, that a step in eager mode reaches (two Xeon cores)
+CORE_SECONDS = 2.5e-3  # per block and micro-batch, whatever its size
+APPLE_SHARE = 0.3  # of an Apple GPU's rate in eager mode; a guess
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Fit:
     images_per_s: float
 
     @staticmethod
-    def of(cost: Cost, machine: Gpu, execution: Execution, batch: int, samples: int = 0) -> Fit:
+    def of(cost: Cost, machine: Machine, execution: Execution, batch: int, samples: int = 0) -> Fit:
         memory, speed = footprint(cost, execution, batch, samples), images_per_s(cost, machine, execution, batch)
         return Fit(execution, round(memory, 2), round(speed, 2))
 
@@ -73,16 +77,21 @@ def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) ->
     micro_batch = execution.micro_batch or batch
     kept = cost.activation_bytes(micro_batch, recomputed_blocks=execution.recomputed_blocks, value_bytes=value_bytes)
     aside = micro_batch * value_bytes * cost.block_values / 2  # gradients on their way through one block
-    used = per_weight * cost.parameters + KEPT_SHARE * (kept + aside) + RESERVE
+    share = KEPT_SHARE if execution.device.startswith("cuda") else 1.0
+    used = per_weight * cost.parameters + share * (kept + aside) + RESERVE
     used += samples if execution.samples == "device" else 0
     in_turns = micro_batch < batch or execution.recomputed_blocks > 0
     return used * (SCATTERED if in_turns else 1.0) / GIB
 
 
-def images_per_s(cost: Cost, machine: Gpu, execution: Execution, batch: int) -> float:
-    """Predicted images per second."""
+def images_per_s(cost: Cost, machine: Machine, execution: Execution, batch: int) -> float:
+    """Predicted images per second; on a CPU of one core."""
     micro_batch = execution.micro_batch or batch
     passes = -(-batch // micro_batch)
+    if machine.kind != "cuda":
+        share, begun = (CORE_SHARE, CORE_SECONDS) if machine.kind == "cpu" else (APPLE_SHARE, HOST_SECONDS)
+        eager = batch * cost.flops_training / (machine.tflops * share * 1e12) + begun * cost.depth * passes
+        return batch / eager
     bandwidth = machine.bandwidth * MEASURED_SHARE[1] * 1e9
     again = execution.recomputed_blocks / cost.depth / 3  # a third forward pass for those
     rate = machine.tflops * MEASURED_SHARE[0] * 1e12
@@ -98,10 +107,22 @@ def images_per_s(cost: Cost, machine: Gpu, execution: Execution, batch: int) -> 
     return share * batch / max(device, host)
 
 
+def plain_execution(cost: Cost, batch: int, device: str) -> Execution:
+    """How a network trains where there is no CUDA card: by itself and its batch alone, so that equal orders give equal
+    experts. A batch is cut where it would take much memory and no less time.
+    """
+    values = cost.activation_bytes(1, value_bytes=FLOAT32)
+    parts = next((size for size in divisors(batch) if size * values <= HOST_ACTIVATIONS), 1)
+    return Execution(device=device, micro_batch=None if parts == batch else parts)
+
+
 def options(
-    cost: Cost, machine: Gpu, batch: int, device: str, eight_bit: bool, insisted: Mapping[str, Any]
+    cost: Cost, machine: Machine, batch: int, device: str, eight_bit: bool, insisted: Mapping[str, Any]
 ) -> Iterator[Execution]:
-    """Every execution worth a thought on a CUDA card that has the settings which are `insisted` on."""
+    """Every execution worth a thought on a machine, that has the settings which are `insisted` on."""
+    if machine.kind != "cuda":
+        yield Execution.model_validate({**plain_execution(cost, batch, machine.kind).model_dump(), **insisted})
+        return
     worth: dict[str, Sequence[Any]] = {
         "micro_batch": divisors(batch),
         "recomputed_blocks": sorted({round(cost.depth * eighths / 8) for eighths in range(9)}),
@@ -125,7 +146,7 @@ def options(
 
 def fits(
     cost: Cost,
-    machine: Gpu,
+    machine: Machine,
     batch: int,
     *,
     device: str = "cuda",
@@ -140,7 +161,7 @@ def fits(
     `insisted`: settings of an execution that are not to be chosen.
     """
     eight_bit = find_spec("torchao") is not None if eight_bit is None else eight_bit
-    if 0 < samples <= 0.1 * machine.memory * GIB and "samples" not in insisted:
+    if 0 < samples <= 0.1 * machine.memory * GIB and "samples" not in insisted and machine.kind == "cuda":
         beside = {**insisted, "samples": "device"}
         found = fits(cost, machine, batch, device=device, samples=samples, eight_bit=eight_bit, insisted=beside)
         if found:
@@ -159,7 +180,7 @@ def preference(fit: Fit) -> float:
     return fit.images_per_s * (1.0 + 0.005 * plain)
 
 
-def next_smaller(cost: Cost, machine: Gpu, batch: int, now: Execution, samples: int = 0) -> Execution | None:
+def next_smaller(cost: Cost, machine: Machine, batch: int, now: Execution, samples: int = 0) -> Execution | None:
     """What to go on with after memory ran out under `now`: the best that is predicted to need a seventh less.
 
     What has nothing to do with memory stays as it is, and so does where the samples lie.

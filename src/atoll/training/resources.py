@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from ..artifacts import UserError, explain
 from ..models.accounting import Cost
 from .execution import Execution, named_or_best, open_device
-from .machines import Gpu, reachable, stay_within, this_gpu
-from .memory import fits, next_smaller
+from .machines import Machine, reachable, stay_within, this_gpu
+from .memory import fits, next_smaller, plain_execution
 from .recipe import Training
 from .team import placed_on, team_size
 
@@ -51,7 +51,8 @@ class Resources:
             return self._best_on(device, cost, training, samples)
         if self.memory is not None:
             raise UserError(f"--memory: means a CUDA card's memory, and {device} is none; leave it out")
-        before = saved if saved is not None and torch.device(saved.device).type == kind else Execution(device=device)
+        fresh = plain_execution(cost, training.batch, device)
+        before = saved if saved is not None and torch.device(saved.device).type == kind else fresh
         execution = self._insisted(before.model_copy(update={"device": device}))
         return Choice(execution, cost, training, samples)
 
@@ -92,7 +93,7 @@ class Choice:
     cost: Cost
     training: Training
     samples: int
-    machine: Gpu | None = None
+    machine: Machine | None = None
     said: str | None = None
     limit: float | None = None  # GiB of a card that the user set; None: what is free
 

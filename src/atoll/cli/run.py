@@ -1,0 +1,151 @@
+"""atoll run: the whole pipeline on one machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..artifacts import Artifact, Store, UserError
+from ..ensemble.versions import clean_run
+from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
+from ..pipeline.sizing import forecast, size_run
+from ..pipeline.stages import STAGES, carry_out, was_compared
+from ..planning.recipes import RECIPES
+from ..training.execution import named_or_best
+from ..training.machines import Machine, this_machine
+from .bars import bars, console
+from .router import accuracy_line
+from .tables import plain, print_evaluation
+from .watching import clock, say
+
+
+def run(
+    source: Annotated[
+        str | None,
+        typer.Argument(help="A folder of images, tars, parquet, a URL; none: go on"),
+    ] = None,
+    out: Annotated[str, typer.Option(help="Folder of the run")] = "",
+    clusters: Annotated[
+        int | None, typer.Option("--clusters", "-k", help="How many experts (default: 8, fewer for few images)", min=2)
+    ] = None,
+    hours: Annotated[float | None, typer.Option(help="How long it may take here (default: 1)", min=0)] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64)", min=1)] = None,
+    mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow (default: one in four ddpm)")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help=f"{', '.join(RECIPES)} (default: what suits data, machine and hours)")
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="Train a monolith on all of the data, too, and compare")] = False,
+    until: Annotated[str, typer.Option(help=f"Stop after a stage: {', '.join(STAGES)}")] = STAGES[-1],
+    seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; default: cuda if there is one")] = None,
+) -> None:
+    """From a folder of pictures to a model and its report, on this machine, with one command.
+
+    It prints what it will do and how long each stage takes, writes that down
+    in RUN/run.toml, and does it: prepare, partition, plan, every island in a
+    process of its own, admit, router, evaluate. Stopped anywhere, the same
+    command goes on. Folders that hold the images are taken for their classes.
+
+    With contributors, stop after the orders are written: --until plan.
+
+    Examples:
+
+      atoll run ~/photos --out runs/photos
+
+      atoll run ~/photos --out runs/photos -k 4 --hours 0.5 --size 32
+
+      atoll run ~/photos --out runs/photos --mix 2ddpm:6flow --until plan
+    """
+    if not out:
+        raise UserError("--out: missing; say where the run goes, for example --out runs/photos")
+    if until not in STAGES:
+        raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
+    place = clean_run(out)
+    if not place.is_local:
+        raise UserError(f"--out {out}: the islands are trained on this machine; give a local folder")
+    on = named_or_best(device)
+    told = {"hours": hours, "clusters": clusters, "size": size, "mix": mix, "recipe": recipe, "seed": seed}
+    asked = Asked(**{name: value for name, value in told.items() if value is not None})
+    begun = read_run(place)
+    if begun is None:
+        if source is None:
+            raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to go on with; name a folder of images")
+        settings = write_once(place, size_run(source, asked, this_machine(on), compare=compare))
+    else:
+        refuse_others(place, begun, told)
+        settings = begun if source is None else begun.model_copy(update={"source": source})
+    carry_out_and_tell(place, settings, compare=compare, until=until, device=on)
+
+
+def refuse_others(run: Store, begun: RunSettings, told: Mapping[str, object]) -> None:
+    """What was decided stays: another wish would be ignored in silence."""
+    for name, value in told.items():
+        before = getattr(begun.asked, name)
+        if value is not None and value != before:
+            was = "the default" if before is None else before
+            raise UserError(f"--{name} {value}: {run}/{NAME} says {was}; leave it out, or choose another --out")
+
+
+def carry_out_and_tell(
+    run: Store,
+    settings: RunSettings,
+    *,
+    device: str,
+    compare: bool = False,
+    until: str = STAGES[-1],
+    prompt: str | None = None,
+) -> None:
+    """Print what will be done, do it, and print what came of it."""
+    began = time.monotonic()
+    tell_plan(run, settings, this_machine(device), compare or was_compared(run), until)
+    with bars() as show:
+        evaluation = carry_out(run, settings, device=device, show=show, compare=compare, until=until)
+    if evaluation is None:
+        tell_next(run, until)
+        return
+    print_evaluation(evaluation)
+    if (accuracy := accuracy_line(Artifact.open(run.child("router"), "router"), blind=False)) is not None:
+        say(f"the router {accuracy}")
+    console.print(f"\neverything is there, after {time.monotonic() - began:.0f} s:")
+    prompt = prompt or evaluation_prompt(run)
+    for name, what in (
+        ("report.html", "who painted what, and how well"),
+        ("samples.png", "a picture of it"),
+        ("evaluation.json", "the numbers"),
+        (NAME, "what was decided, to do it again"),
+        ("ensemble", f'the model, version by version: `atoll sample {run.path} --prompt "{plain(prompt)}"`'),
+    ):
+        console.print(f"  [bold]{run.path / name}[/bold]  {what}", soft_wrap=True)
+
+
+def tell_plan(run: Store, settings: RunSettings, machine: Machine, compare: bool, until: str) -> None:
+    stages = [s for s in forecast(settings, machine, compare=compare) if STAGES.index(s.name) <= STAGES.index(until)]
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in ("stage", "what"):
+        table.add_column(column)
+    table.add_column("about", justify="right")
+    for stage in stages:
+        table.add_row(stage.name, plain(stage.what), clock(stage.seconds))
+    table.add_row("", "all of it", clock(sum(stage.seconds for stage in stages)), style="bold")
+    console.print(table)
+    console.print(f"[dim]as {run.path / NAME} says; stopped anywhere, the same command goes on[/dim]", soft_wrap=True)
+
+
+def tell_next(run: Store, until: str) -> None:
+    console.print(f"done up to {until}, in [bold]{run.path}[/bold]", soft_wrap=True)
+    if until == "plan":
+        console.print("send each contributor an order and its shards: orders/03.json and partition/clusters/03/")
+        console.print(f"when one comes back: [bold]atoll admit FOLDER --out {run.path}[/bold]", soft_wrap=True)
+    console.print("or train the rest here: the same command without --until")
+
+
+def evaluation_prompt(run: Store) -> str:
+    """A prompt of the data, to begin with."""
+    samples = next(run.child("samples").path.glob("*/samples.json"), None)
+    prompts = [""] if samples is None else json.loads(samples.read_bytes())["prompts"]
+    return str(prompts[0])

@@ -1,0 +1,206 @@
+"""A run sized to the data and the machine: what to train, how long each stage takes, all before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ..artifacts import UserError
+from ..data.prepare import PrepareConfig
+from ..data.sources import SourceConfig, is_digits, open_source
+from ..data.sources.digits import COUNT
+from ..data.sources.files import Selection
+from ..data.sources.folder import RECORDS, Folder, ending, is_image
+from ..data.sources.tables import Tables
+from ..models.accounting import account
+from ..models.autoencoders import load_autoencoder
+from ..models.dit import DiTConfig
+from ..partition.config import PartitionConfig
+from ..planning.assign import Option, best_fit, plan_job
+from ..planning.islands import Island
+from ..planning.recipes import Network, recipe, recipes_worth
+from ..training.machines import Machine
+from .settings import Asked, Painting, RunSettings
+
+USUAL_HOURS = 1.0
+MOST_CLUSTERS, IMAGES_PER_CLUSTER = 8, 80  # fewer clusters where an expert would see fewer images
+PREPARED_PER_S = {"cpu": 70.0, "cuda": 1500.0, "mps": 300.0}  # images, on a CPU per core (EfficientNet-Lite0, 64 px)
+START_SECONDS = 8.0  # of a process: importing torch, reading shards
+SHARE = 0.75  # of the hours left after prepare, for the experts; the rest is for router, evaluation and surprises
+PAINTING_SHARE = 0.12
+STEPS = 25
+UNSEEN = 8  # images of a small cluster that no island sees
+FEWEST, MOST = 100, 1000  # samples to measure by
+COMPRESSED_IMAGE = 100_000  # bytes: a guess, to count the images of a tar
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a glance at a source tells, without decoding anything."""
+
+    images: int
+    latent: tuple[int, int, int]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    what: str
+    seconds: float
+
+
+def with_enough_unseen(prepare: PrepareConfig, images: int, clusters: int) -> PrepareConfig:
+    """Of few images a larger share is kept apart: every cluster needs some that its expert has not seen."""
+    share = round(min(0.2, UNSEEN * 1.5 * clusters / images), 2)
+    return prepare if share <= prepare.holdout else prepare.model_copy(update={"holdout": share})
+
+
+def prepare_settings(source: str, size: int | None) -> PrepareConfig:
+    """How to prepare: of a folder whose images all lie in folders, these are the classes."""
+    how = {} if size is None else {"size": size}
+    if not is_digits(source) and isinstance(open_source(source), Folder) and class_folders(source):
+        return PrepareConfig(source=SourceConfig(labels="folder"), **how)
+    return PrepareConfig(**how)
+
+
+def class_folders(source: str) -> list[str]:
+    """The folders of an image folder, if there are several and no image lies beside them."""
+    chosen = Selection.of(source)
+    if chosen.pattern is not None:
+        return []
+    names = set()
+    for folder, files in chosen.walk():
+        if not any(map(is_image, files)):
+            continue
+        below = folder.removeprefix(chosen.root).strip("/")
+        if not below:
+            return []
+        names.add(below.split("/")[0])
+    return sorted(names) if len(names) > 1 else []
+
+
+def look_at(source: str, prepare: PrepareConfig) -> Look:
+    """Count images by name, and ask the autoencoder for the shape of its latents."""
+    origin = open_source(source, prepare.source)
+    size = prepare.size or origin.default_size
+    latent = load_autoencoder(prepare.autoencoder).latent_shape(origin.channels, size)
+    return Look(count_images(source, origin), latent, origin.classes or ())
+
+
+def count_images(source: str, origin: object) -> int:
+    if is_digits(source):
+        return COUNT
+    chosen = Selection.of(source)
+    files = [(folder, name) for folder, names in chosen.walk() for name in names if chosen.holds(f"{folder}/{name}")]
+    if isinstance(origin, Folder):
+        return sum(is_image(name) and ending(name) != RECORDS for _, name in files)
+    if isinstance(origin, Tables):
+        import pyarrow.parquet as pq
+
+        wanted = [f"{folder}/{name}" for folder, name in files if PurePosixPath(name).suffix == ".parquet"]
+        if wanted:
+            return sum(int(pq.read_metadata(path, filesystem=chosen.system).num_rows) for path in wanted)
+    return max(1, sum(int(chosen.system.size(f"{folder}/{name}") or 0) for folder, name in files) // COMPRESSED_IMAGE)
+
+
+def as_island(machine: Machine, hours: float) -> Island:
+    """This machine as one that takes orders."""
+    said = {"memory": machine.memory, "tflops": machine.tflops, "bandwidth": machine.bandwidth}
+    name = {"cpu": f"CPU {machine.cores} cores", "mps": "M1"}.get(machine.kind)
+    return Island(name="here", gpu=name, hours=hours, bfloat16=machine.bfloat16, **said)
+
+
+def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> RunSettings:
+    """All settings of a run: the largest recipe that suits the data and gets done in the hours there are."""
+    prepare = prepare_settings(source, asked.size)
+    look = look_at(source, prepare)
+    if look.images < 20:
+        raise UserError(f"{source}: has {look.images} images; a run needs some hundreds")
+    clusters = asked.clusters or max(2, min(MOST_CLUSTERS, look.images // IMAGES_PER_CLUSTER))
+    seconds = 3600 * (asked.hours or USUAL_HOURS)
+    left = seconds - prepare_seconds(look, machine) - partition_seconds(look) - START_SECONDS * (3 + clusters)
+    training = SHARE * left / (2 if compare else 1)
+    if training <= 0:
+        raise UserError(f"--hours {asked.hours:g}: is over before {look.images:,} images are prepared; give more")
+
+    def build(network: Network) -> DiTConfig:
+        # what it is conditioned on is known after prepare, and costs next to nothing
+        return DiTConfig(latent=look.latent, **network.model_dump())
+
+    names = [asked.recipe] if asked.recipe else recipes_worth(int(0.9 * look.images / clusters))
+    options = [Option(name, recipe(name, look.latent)) for name in names]
+    island = as_island(machine, training / 3600)
+    try:
+        job, plan = plan_job(island, clusters, 0, options, samples=0, build=build)
+    except UserError as error:
+        given = f"--hours {asked.hours or USUAL_HOURS:g}"
+        raise UserError(f"{given}: {str(error).removeprefix('--islands here: ')}") from error
+    plan = plan.model_copy(update={"mix": asked.mix, "training": plan.training.model_copy(update={"seed": asked.seed})})
+    painting = Painting(steps=STEPS, count=samples_to_paint(job.fit.images_per_s, PAINTING_SHARE * left))
+    return RunSettings(
+        source=source,
+        asked=asked,
+        prepare=with_enough_unseen(prepare, look.images, clusters),
+        partition=PartitionConfig(clusters=clusters, seed=asked.seed),
+        plan=plan,
+        evaluation=painting,
+        comparison=painting,
+    )
+
+
+def painting_cost(painting: Painting) -> float:
+    """Training images that painting one costs: guidance asks twice, top-2 two experts; an answer costs a third."""
+    experts = sum(2 if route == "top-2" else 1 for route in painting.routes)
+    return painting.steps * 2 * experts * len(painting.guidances) / 3
+
+
+def samples_to_paint(rate: float, seconds: float) -> int:
+    affordable = rate * seconds / painting_cost(Painting(steps=STEPS))
+    return max(FEWEST, min(MOST, int(affordable) // 10 * 10))
+
+
+def prepare_seconds(look: Look, machine: Machine) -> float:
+    return START_SECONDS + look.images / (PREPARED_PER_S[machine.kind] * machine.cores)
+
+
+def partition_seconds(look: Look) -> float:
+    return 4.0 + look.images / 2000
+
+
+def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[Stage]:
+    """Every stage of a run, and about how long it takes on this machine."""
+    look = look_at(settings.source, settings.prepare)
+    plan, clusters = settings.plan, settings.partition.clusters
+    architecture = DiTConfig(latent=look.latent, **plan.network.model_dump())
+    fit = best_fit(as_island(machine, 1.0), architecture, plan.training.batch)
+    if fit is None:
+        raise UserError(
+            f"{settings.source}: these experts do not fit into {machine.memory:.1f} GiB; use another machine"
+        )
+    rate = fit.images_per_s
+    rounds = -(-(clusters) // machine.cores)
+    islands = rounds * (plan.training.images / rate + START_SECONDS)
+    islands += clusters * plan.training.images / rate if compare else 0
+    million = account(architecture).parameters / 1e6
+    painting = settings.comparison if compare else settings.evaluation
+    router = 0.1 * (settings.router_images or plan.training.images) / rate
+    arms = painting.count * painting_cost(painting) / rate * (2 if compare else 1)
+    what = f"{clusters} experts of {million:.1f}M weights, {plan.training.images:,} images each"
+    return [
+        Stage(
+            "prepare",
+            f"{look.images:,} images to latents of {'x'.join(map(str, look.latent))}",
+            prepare_seconds(look, machine),
+        ),
+        Stage("partition", f"{clusters} clusters", partition_seconds(look)),
+        Stage("plan", f"one order each, {plan.mix or 'one in four by DDPM, the rest by flow matching'}", 2.0),
+        Stage("train", f"{what}, {machine.cores if machine.kind == 'cpu' else 1} at a time", islands),
+        Stage("admit", "measured on images no expert has seen", 1.0 * clusters),
+        Stage("router", "learns which expert to ask when", START_SECONDS / 2 + router),
+        Stage(
+            "evaluate",
+            f"{painting.count:,} samples for each of {len(painting.routes)} routes, and a report",
+            5.0 + arms,
+        ),
+    ]

@@ -1,0 +1,151 @@
+"""The first mile by one command: photographs in class folders through `atoll run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from atoll.artifacts import Artifact, Store, UserError
+from atoll.cli import main
+from atoll.ensemble.versions import open_ensemble
+from atoll.islands.order import read_order
+from atoll.pipeline.settings import Asked, read_run, write_once
+from atoll.pipeline.sizing import class_folders, forecast, size_run
+from atoll.training.machines import Machine
+from photographs import CLASSES, album
+from runs import ATOLL, atoll, digests
+
+TWO_CORES = Machine(8, 0.08, 10, bfloat16=False, kind="cpu", cores=2)
+CARD = Machine(24, 165, 1008)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return album(Path(tmp_path_factory.mktemp("photos")), 400)
+
+
+def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
+    half, day = (size_run(str(photos), Asked(hours=h, size=32), TWO_CORES, compare=False) for h in (0.5, 24))
+    assert half.prepare.source.labels == "folder"
+    assert (half.plan.network.width, half.plan.network.depth, half.plan.network.patch) == (128, 4, 4)
+    assert half.partition.clusters == 5, "80 images for each"
+    assert half.plan.training.images < day.plan.training.images == 200_000
+    told = sum(stage.seconds for stage in forecast(half, TWO_CORES, compare=False))
+    assert 0.6 * 1800 < told < 1800, "what it says it takes is what it was given"
+    compared = size_run(str(photos), Asked(hours=0.5, size=32), TWO_CORES, compare=True)
+    assert compared.plan.training.images == pytest.approx(half.plan.training.images / 2, rel=0.05)
+    assert size_run(str(photos), Asked(hours=0.5, size=32), CARD, compare=False).plan.training.images == 200_000
+    with pytest.raises(UserError, match=r"--hours 0\.001: is over before 400 images are prepared"):
+        size_run(str(photos), Asked(hours=0.001), TWO_CORES, compare=False)
+
+
+def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_path: Path) -> None:
+    assert class_folders(str(photos)) == sorted(CLASSES)
+    mixed = album(tmp_path / "mixed", 4, classes=2)
+    shutil.copy(next(mixed.rglob("*.jpg")), mixed / "loose.jpg")
+    assert class_folders(str(mixed)) == []
+
+
+def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path: Path) -> None:
+    settings = size_run(str(photos), Asked(hours=0.5), TWO_CORES, compare=False)
+    there = write_once(Store.at(tmp_path), settings)
+    assert there == settings
+    assert not there.partition.insists_on_balance, "a default stays one"
+    assert read_run(Store.at(tmp_path)) == settings
+    other = size_run(str(photos), Asked(hours=0.4), TWO_CORES, compare=False)
+    with pytest.raises(UserError, match=r"run\.toml: was begun with other settings \(asked\.hours: 0\.5 -> 0\.4"):
+        write_once(Store.at(tmp_path), other)
+
+
+def test_until_plan_and_the_same_file_gives_the_same_orders(photos: Path, tmp_path: Path) -> None:
+    some = album(tmp_path / "some", 160, classes=4)
+    one, two = tmp_path / "one", tmp_path / "two"
+    told = atoll("run", some, "--out", one, "--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan").stdout
+    assert "all of it" in told
+    assert "atoll admit FOLDER" in told
+    assert not (one / "islands").exists()
+    two.mkdir()
+    shutil.copy(one / "run.toml", two / "run.toml")
+    atoll("run", shutil.move(some, tmp_path / "moved"), "--out", two, "--until", "plan")
+    first, second = (Artifact.open(run / "orders", "orders") for run in (one, two))
+    assert first.digest == second.digest
+    order, _ = read_order(str(one / "orders" / "00.json"))
+    assert order.architecture.classes == 4, "the folders are its classes"
+    refused = atoll("run", "--out", one, "--hours", "2", check=False)
+    assert refused.returncode == 2
+    assert "--hours 2.0" in refused.stderr
+
+
+TWO = "train {planned}/orders/00.json {planned}/orders/0%d.json --out {tmp}/e"
+MISTAKES = {
+    "run --out {tmp}/r": "SOURCE: missing",
+    "run {tmp}": "--out: missing",
+    "run {tmp} --out {tmp}/r --until lunch": "--until lunch",
+    "run {tmp} --out {tmp}/r": "has 0 images",
+    TWO % 0: "a second order 00",
+    f"{TWO % 1} --start x": "--start: is of one order",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_mistakes_are_one_line(command: str, planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(command.format(tmp=tmp_path, planned=planned).split())
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    assert MISTAKES[command] in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
+    """Two at a time, interrupted, gone on with: the experts that one after another make."""
+    orders = [str(planned / "orders" / f"{k:02d}.json") for k in range(3)]
+    command = [*ATOLL, "train", *orders, "--out", str(tmp_path / "all"), "--device", "cpu", "--checkpoint-seconds", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # where tests run in the background it is ignored
+    process = subprocess.Popen(command, env=environment, preexec_fn=heed)  # noqa: PLW1509
+    while not (tmp_path / "all" / "00" / "state").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)  # the islands save, and it ends
+    process.wait(60)
+    assert not (tmp_path / "all" / "02" / "manifest.json").exists(), "it was done before it could be stopped"
+    told = atoll(*command[len(ATOLL) :]).stdout
+    assert "3 experts in" in told
+    atoll("train", orders[1], "--out", tmp_path / "alone", "--device", "cpu")
+    alone, together = (Artifact.open(p, "expert") for p in (tmp_path / "alone", tmp_path / "all" / "01"))
+    assert alone.digest == together.digest
+    assert "3 of them before" in atoll(*command[len(ATOLL) :]).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_400_photographs_become_a_model_that_follows_its_prompts(photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [*ATOLL, "run", str(photos), "--out", str(run), "--size", "32", "--hours", "0.1"]
+    for moment in ("data/manifest.json", "islands/01/expert/state", "router/state"):
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not (run / moment).exists():
+            time.sleep(0.02)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, f"ended before {moment}"
+        time.sleep(0.5)
+    told = atoll(*command[len(ATOLL) :]).stdout
+    assert "everything is there" in told
+    assert "the router tells the cluster of" in told
+    evaluation = json.loads((run / "evaluation.json").read_bytes())
+    best = max(arm["recognised"] for arm in evaluation["arms"])
+    assert best > 2 / len(CLASSES), f"chance is {1 / len(CLASSES):.1%}"
+    assert open_ensemble(Store.at(run)).router is not None
+    before = digests(run)
+    atoll(*command[len(ATOLL) :])
+    assert digests(run) == before

@@ -130,7 +130,7 @@ def opened(folder: Path) -> Any:
 
 def painted(folder: Path) -> list[np.ndarray]:
     """What `atoll sample` left."""
-    images = load_file(folder / "images.safetensors")["images"]
+    images = load_file(folder / "calls" / "0001" / "images.safetensors")["images"]
     return [image.permute(1, 2, 0).numpy().astype(np.float32) / 255.0 for image in images]
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes
+from ..data.classes import class_names, class_title
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..ensemble.versions import open_ensemble, open_reference, place_of
@@ -125,7 +126,7 @@ def evaluate(
         key = sha256_bytes(canonical_json([model.digest, settings.model_dump(mode="json")]))[:8]
         folder = f"{arm.name}-{key}"
         place = out.child("samples", folder).path
-        artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
+        artifact = write_samples(model, settings, place, progress=on_step)
         images, _ = read_samples(artifact)
         missing = sorted(model.missing)
         facts = {"folder": folder, "samples": artifact.digest, "digest": model.digest, "missing": missing}
@@ -157,10 +158,11 @@ class RealData:
         self.features: Features = samples.features(torch.arange(len(samples))).double().numpy() * scale
         self.train = self.features[index.rows("train")]
         self.labels = index.labels
-        # what a prompt is to networks of this data: a caption, or where they read none, a class number
+        # what a prompt is to networks of this data: a caption, or where they read none, a class
         self._prompts = index.captions
         if data.config["text"] is None and data.config["labels"] is not None:
-            self._prompts = [[] if label < 0 else [str(label)] for label in self.labels.tolist()]
+            names = class_names(data)
+            self._prompts = [[] if label < 0 else [class_title(label, names)] for label in self.labels.tolist()]
         labelled = self.labels >= 0  # repeats with conflicting labels have none, and are left out
         self.recogniser = None
         if 2 * labelled.sum() > len(labelled) and len(np.unique(self.labels[labelled])) > 1:

@@ -1,4 +1,4 @@
-"""Pictures for the report: charts as SVG text, images as one PNG per sheet."""
+"""Charts for the report, as SVG text, and pictures as part of a page."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from collections.abc import Mapping, Sequence
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
+from PIL import Image
 
-# one colour per expert, told apart by people with any colour vision (Okabe and Ito); beyond eight they repeat
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
-INK, PAPER, RULE = "#1f2933", "#ffffff", "#d9dee3"
-
-
-def expert_colour(k: int) -> str:
-    return PALETTE[k % len(PALETTE)]
+from .sheet import INK, RULE, expert_colour
 
 
 def lines(
@@ -83,37 +76,6 @@ def _svg(figure: Figure) -> str:
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     return text[text.index("<svg") :]
-
-
-def painted_sheet(
-    images: Tensor,
-    rows: Sequence[Sequence[int]],
-    experts: Sequence[int] | None,
-    *,
-    tile: int,
-    labels: Sequence[str] = (),
-) -> Image.Image:
-    """Rows of images, as indices into uint8 [N, C, H, W], each framed in the colour of its main expert."""
-    frame, gap = 2, 3
-    step = tile + 2 * frame + gap
-    margin = 16 + max((int(_font(tile).getlength(text)) for text in labels), default=0) if labels else 0
-    sheet = Image.new("RGB", (margin + step * max(map(len, rows)), step * len(rows)), PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for r, row in enumerate(rows):
-        if labels:
-            draw.text((margin - 8, r * step + step // 2), labels[r], INK, _font(tile), anchor="rm")
-        for c, i in enumerate(row):
-            left, top = margin + c * step, r * step
-            colour = RULE if experts is None else expert_colour(experts[i])
-            draw.rectangle((left, top, left + tile + 2 * frame - 1, top + tile + 2 * frame - 1), fill=colour)
-            pixels = images[i][0] if len(images[i]) == 1 else images[i].permute(1, 2, 0)
-            picture = Image.fromarray(pixels.numpy()).resize((tile, tile), Image.Resampling.NEAREST)
-            sheet.paste(picture, (left + frame, top + frame))
-    return sheet
-
-
-def _font(tile: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=max(12, tile // 3))
 
 
 def data_uri(picture: Image.Image) -> str:

@@ -21,8 +21,9 @@ from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..islands.expert import read_expert_card
 from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
-from .figures import data_uri, expert_colour, heat_map, lines, painted_sheet
+from .figures import data_uri, heat_map, lines
 from .samples import read_samples
+from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
@@ -68,12 +69,10 @@ class Painted:
 
     def sheet(self, tile: int, per_prompt: int = PER_PROMPT) -> Image.Image:
         """Up to ten prompts, one row each."""
-        by_prompt: dict[str, list[int]] = {}
-        for i, prompt in enumerate(self.record["prompts"]):
-            by_prompt.setdefault(prompt, []).append(i)
-        shown = dict(list(by_prompt.items())[:PROMPTS])
-        rows = [indices[:per_prompt] for indices in shown.values()]
-        return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=list(shown))
+        rows, labels = rows_by_prompt(self.record["prompts"], per_prompt)
+        first = [place for place, label in enumerate(labels) if label or place == 0][:PROMPTS]
+        rows, labels = [rows[place] for place in first], [labels[place] for place in first]
+        return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=labels)
 
 
 class Page:

@@ -69,6 +69,7 @@ def evaluate(
         arms=arms, count=n, seed=seed, threads=threads or torch.get_num_threads(), feature_scale=scale
     )
     with bars() as bar:
+        bar("measuring real images", 0, None)
         result = run_evaluation(
             place,
             plan,

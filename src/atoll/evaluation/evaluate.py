@@ -139,7 +139,7 @@ def evaluate(
         "plan": plan.model_dump(mode="json"),
         "data": data.digest,
         "features": data.config["features"]["extractor"],
-        "floors": real.floors(plan.count),
+        "floors": real.floors(plan.count) | {"chance": chance_of(wanted)},
         "arms": arms,
         "against_monolith": against_monolith(arms),
     }
@@ -208,6 +208,12 @@ class RealData:
             ),
             "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
         }
+
+
+def chance_of(wanted: np.ndarray | None) -> float | None:
+    """The share that guessing among the labels that were asked for gets right; None where none can be right."""
+    asked = set() if wanted is None else set(wanted[wanted >= 0].tolist())
+    return 1.0 / len(asked) if asked else None
 
 
 def against_monolith(arms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:

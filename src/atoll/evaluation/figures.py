@@ -13,6 +13,8 @@ from PIL import Image
 
 from .sheet import INK, RULE, expert_colour
 
+TIME_AXIS = "t, from noise (1) to data (0)"  # as images are painted, in every chart
+
 
 def lines(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
@@ -23,8 +25,9 @@ def lines(
     dashed: Sequence[str] = (),
     log: bool = False,
     percent: bool = False,
+    falling: bool = False,
 ) -> str:
-    """A line chart: name -> (xs, ys)."""
+    """A line chart: name -> (xs, ys). With `falling`, x goes down from left to right."""
     figure, axes = _axes(x, y)
     for place, (name, (xs, ys)) in enumerate(curves.items()):
         colour = (colours or {}).get(name, expert_colour(place))
@@ -36,6 +39,8 @@ def lines(
             axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
             axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    if falling:
+        axes.invert_xaxis()
     if percent:
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
@@ -45,7 +50,7 @@ def lines(
 
 def heat_map(times: Sequence[float], shares: Sequence[Sequence[float]], names: Sequence[str]) -> str:
     """Share of each expert (rows) over time (columns, from noise on the left to data on the right)."""
-    figure, axes = _axes("t, from noise (1) to data (0)", "")
+    figure, axes = _axes(TIME_AXIS, "")
     table = np.array(shares).T
     picture = axes.imshow(table, aspect="auto", cmap="viridis", vmin=0, vmax=max(0.01, table.max()))
     ticks = np.linspace(0, len(times) - 1, min(6, len(times))).round().astype(int)

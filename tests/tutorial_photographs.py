@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-CLASSES = ("barn", "fishing_boat", "marble", "rowing_boat")
+CLASSES = ("barn", "fishing_boat", "lemon", "rowing_boat")
 
 
 def write_photographs(

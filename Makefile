@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= runs/demo
 BIN := .venv/bin
 
-.PHONY: help setup demo compare test lint types test-slow oracle format clean
+.PHONY: help setup demo compare test lint types test-slow oracle docs format clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -34,6 +34,9 @@ types: setup
 
 oracle: setup  ## the closed-form tables: bridged, mixed and literal velocities against the truth
 	$(BIN)/python benchmarks/oracle.py
+
+docs: setup  ## write docs/verbs, a page per verb, from --help
+	$(BIN)/python tools/write_verbs.py
 
 format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

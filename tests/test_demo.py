@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
 import atoll as package
 from atoll.artifacts import Artifact, Store
+from atoll.cli import main
 from atoll.ensemble.versions import open_ensemble
 from atoll.evaluation.samples import read_samples
+from atoll.evaluation.sheet import expert_colour
 from atoll.sampling import Sampling
 from runs import ATOLL, atoll, digests
 
@@ -126,22 +128,47 @@ def test_a_contributor_needs_the_order_and_the_clusters_folder(tiny_demo: Path, 
 def test_sample_writes_pngs_and_every_setting(tiny_demo: Path, tmp_path: Path) -> None:
     arguments = ["--prompt", "a handwritten three", "-n", "4", "--route", "top-2", "--steps", "3", "--guidance", "2"]
     atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "s")
-    record = json.loads((tmp_path / "s" / "samples.json").read_bytes())
+    record = json.loads((tmp_path / "s" / "calls" / "0001" / "samples.json").read_bytes())
     assert record["seeds"] == [5, 6, 7, 8]
     assert Sampling(**record["sampling"]) == Sampling(route="top-2", steps=3, guidance=2.0, precision="float32")
     assert sorted(p.name for p in (tmp_path / "s").glob("0*.png")) == [f"{i:05d}.png" for i in range(4)]
     again = atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "s")
     assert "already there" in again.stdout
     atoll("sample", tiny_demo, *arguments, "--seed", "5", "--out", tmp_path / "t")
-    assert Artifact.open(tmp_path / "s").digest == Artifact.open(tmp_path / "t").digest
+    assert Artifact.open(tmp_path / "s/calls/0001").digest == Artifact.open(tmp_path / "t/calls/0001").digest
+
+
+def test_a_folder_of_samples_grows(tiny_demo: Path, tmp_path: Path) -> None:
+    """Other prompts and other settings are added; the first images stay as they are."""
+    out = tmp_path / "s"
+    settings = ["--steps", "2", "--out", str(out)]
+    main(["sample", str(tiny_demo), "--prompt", "a handwritten three", "-n", "3", *settings])
+    first = {p.name: p.read_bytes() for p in out.glob("0*.png")}
+    small = Image.open(out / "sheet.png").size
+    more = ["--prompt", "a handwritten four", "--negative-prompt", "a handwritten three", "-n", "2", *settings]
+    main(["sample", str(tiny_demo), *more])
+    main(["sample", str(tiny_demo), *more])  # the same again adds nothing
+    rows = json.loads((out / "images.json").read_bytes())
+    assert [(row["file"], row["prompt"], row["seed"], row["call"]) for row in rows] == [
+        *((f"0000{i}.png", "a handwritten three", i, "0001") for i in range(3)),
+        *((f"0000{3 + i}.png", "a handwritten four", i, "0002") for i in range(2)),
+    ]
+    assert {p.name: p.read_bytes() for p in out.glob("0*.png") if p.name in first} == first
+    sheet = Image.open(out / "sheet.png")
+    assert sheet.height > small[1], "a row more"
+    colours = {ImageColor.getrgb(expert_colour(row["expert"])) for row in rows}
+    seen = {colour for _, colour in sheet.getcolors(100_000)}
+    assert colours <= seen, "frames have the colours of the experts"
+    record = json.loads((out / "calls" / "0002" / "samples.json").read_bytes())
+    assert record["negative_prompt"] == "a handwritten three"
 
 
 def test_an_image_depends_on_its_seed_and_not_on_its_batch(tiny_demo: Path, tmp_path: Path) -> None:
     common = ["--prompt", "a handwritten one", "--steps", "3"]
     atoll("sample", tiny_demo, *common, "-n", "8", "--batch", "8", "--out", tmp_path / "all")
     atoll("sample", tiny_demo, *common, "-n", "3", "--seed", "4", "--batch", "2", "--out", tmp_path / "some")
-    whole, _ = read_samples(Artifact.open(tmp_path / "all"))
-    part, _ = read_samples(Artifact.open(tmp_path / "some"))
+    whole, _ = read_samples(Artifact.open(tmp_path / "all/calls/0001"))
+    part, _ = read_samples(Artifact.open(tmp_path / "some/calls/0001"))
     assert int((whole[4:7].int() - part.int()).abs().max()) <= 1
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +20,11 @@ import atoll
 from atoll import Model, Moment, Sampling
 from atoll.artifacts import UserError
 from atoll.ensemble.load import Ensemble
+from atoll.ensemble.mixture import GuidanceWeights, Mixture
 from atoll.ensemble.placing import Alone, Placed, Placement
 from atoll.process import Condition, LinearFlow
 from atoll.sampling import image_seeds
+from atoll.sampling.noise import initial_noise
 
 PROMPTS = ["a handwritten seven", "a handwritten two", "a handwritten nine", "a handwritten one", "a handwritten six"]
 
@@ -230,7 +235,17 @@ def test_what_is_left_open_is_settled(ensemble: Model, expert: Model) -> None:
 MISTAKES: dict[str, tuple[Callable[[Model], object], str]] = {
     "a route that is none": (lambda m: m.generate(PROMPTS, route="best"), "unknown route 'best'"),
     "a stream's, before its first step": (lambda m: m.stream(PROMPTS, route="best"), "unknown route 'best'"),
-    "a number for a prompt": (lambda m: m.generate([3]), "a prompt is a text"),  # type: ignore[list-item]
+    "a number for a text": (lambda m: m.generate([3]), "--prompt 3: this model reads no class numbers"),
+    "no prompt at all": (lambda m: m.generate([None]), "a prompt is a text in quotes, or the number"),  # type: ignore[list-item]
+    "two names for steps": (lambda m: m.generate("one", steps=3, num_inference_steps=3), "diffusers' name for steps"),
+    "a generator": (lambda m: m.generate("one", generator=torch.Generator().manual_seed(7)), "use seed=7"),
+    "generators": (lambda m: m.generate("one", generator=[torch.Generator().manual_seed(7)]), r"use seed=\[7\]"),
+    "nothing to lead away": (
+        lambda m: m.generate("one", negative_prompt="two", guidance=1.0),
+        "no effect at guidance 1",
+    ),
+    "negatives for others": (lambda m: m.generate("one", negative_prompt=["two"] * 3), "each of the 1 prompts, not 3"),
+    "an unknown negative": (lambda m: m.generate("one", negative_prompt="tow"), "did you mean two"),
     "an unknown word": (lambda m: m.stream("a painted one"), "unknown word 'painted'"),
     "no steps": (lambda m: m.generate(PROMPTS, steps=0), "--steps 0"),
 }
@@ -283,3 +298,70 @@ def test_weights_of_eight_bits_are_another_model(ensemble: Model, tiny_demo: Pat
     seeds = image_seeds(0, len(PROMPTS))
     one, other = (model.latents(PROMPTS, seeds, Sampling(steps=4, route="full")) for model in (ensemble, rounded))
     assert 1e-6 < (one - other).abs().mean() < 0.05
+
+
+def test_prompts_as_people_write_them(ensemble: Model) -> None:
+    one = ensemble.generate("a handwritten seven", steps=2)
+    four = ensemble.generate(["a handwritten seven"] * 4, num_inference_steps=2, guidance_scale=2.0)
+    assert (len(one), len(four)) == (1, 4)
+    assert abs(pixels(one) - pixels(four[:1])).max() <= 1
+    assert len({image.tobytes() for image in four}) == 4, "image i uses seed + i"
+
+
+@pytest.mark.parametrize("weights", ["own", "conditional"])
+@pytest.mark.parametrize("memory", [None, 0.001])
+def test_a_negative_prompt_takes_the_place_of_no_prompt(
+    tiny_demo: Path, weights: GuidanceWeights, memory: float | None
+) -> None:
+    """v = v(negative) + scale (v(prompt) - v(negative)): checked against the two velocities, each asked for alone.
+
+    With room for two experts images go out of step, and it is the same.
+    """
+    model = atoll.load(tiny_demo, device="cpu", memory=memory)
+    sampling = Sampling(steps=1, solver="euler", guidance=3.0, route="full", guidance_weights=weights)
+    seeds = image_seeds(3, 2)
+    prompts, away = PROMPTS[:2], "a handwritten one"
+    alone = replace(sampling, guidance=1.0)
+    towards, other = model.latents(prompts, seeds, alone), model.latents([away] * 2, seeds, alone)
+    if weights == "conditional":
+        mixture = model.denoiser(sampling)
+        noise = initial_noise(seeds, model.latent.shape)
+        assert isinstance(mixture, Mixture)
+        shares = mixture.weights(noise, torch.ones(2, dtype=torch.float64), model.condition(prompts))
+        fixed = replace(mixture, router=lambda x, t, condition: shares)
+        other = noise - fixed(noise, torch.ones(2, dtype=torch.float64), model.condition([away] * 2)).value
+    found = model.latents(prompts, seeds, sampling, negative=away)
+    torch.testing.assert_close(found, other + 3.0 * (towards - other), atol=1e-4, rtol=1e-4)
+    assert (found - model.latents(prompts, seeds, sampling)).abs().max() > 1e-3, "and it is not the same as none"
+
+
+def test_a_negative_prompt_in_batches_and_one_for_each_image(ensemble: Model) -> None:
+    away = ["a handwritten one", "a handwritten zero", "a handwritten two", "a handwritten one", "a handwritten four"]
+    together = ensemble.generate(PROMPTS, steps=2, negative_prompt=away)
+    in_twos = ensemble.generate(PROMPTS, steps=2, negative_prompt=away, batch=2)
+    assert abs(pixels(together) - pixels(in_twos)).max() <= 1
+    (last,) = (m.finished for m in ensemble.stream(PROMPTS, steps=2, negative_prompt=away) if m.finished)
+    assert abs(pixels(last) - pixels(together)).max() <= 1
+
+
+def test_a_model_says_what_it_is_in_a_line(model: Model) -> None:
+    what = "8 experts" if isinstance(model.body, Ensemble) else "one expert"
+    assert repr(model) == f"<atoll.Model {model.digest[:12]}: {what}, latents 1x8x8, reads text, on cpu>"
+
+
+def test_what_the_package_offers_is_seen() -> None:
+    """In a process of its own: a name that was asked for once is there anyway."""
+    command = [sys.executable, "-c", "import atoll; print(dir(atoll))"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {"load", "Model", "Moment", "Sampling", "UserError"} <= set(ast.literal_eval(told.stdout))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpu,cuda:99", "mps:7"])
+def test_a_wrong_device_is_one_line(tiny_demo: Path, name: str) -> None:
+    with pytest.raises(UserError, match="--device") as raised:
+        atoll.load(tiny_demo, device=name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_device_may_be_torchs_own(tiny_demo: Path) -> None:
+    assert atoll.load(tiny_demo, device=torch.device("cpu")).device.type == "cpu"

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .artifacts import UserError
     from .model import Model, Moment, Sampling, load
 
 __version__ = "0.1.0"
-__all__ = ["Model", "Moment", "Sampling", "__version__", "load"]
+__all__ = ["Model", "Moment", "Sampling", "UserError", "__version__", "load"]
 
 
 def __getattr__(name: str) -> object:
@@ -23,3 +24,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(model, name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

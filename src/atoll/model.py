@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from .artifacts import Store, UserError, canonical_json, find, sha256_bytes
+from .artifacts import Store, UserError, canonical_json, find, printable, sha256_bytes
 from .convert.release import is_release, read_release, to_pipeline
+from .data.classes import class_number, class_title
 from .data.space import LatentSpace, TextSpace
 from .data.text import text_encoder
 from .ensemble.asking import AskedEvery
@@ -25,7 +27,7 @@ from .ensemble.record import Glimpse, RouteWatch, WatchedRoute
 from .ensemble.routes import Fixed, parse_route
 from .islands.expert import KIND as EXPERT
 from .models.autoencoders import load_autoencoder
-from .process import Condition, Denoiser
+from .process import Condition, Denoiser, Opposed
 from .sampling import Sampling as Sampling  # for whoever imports the model
 from .sampling import Step, image_seeds
 from .sampling import stream as paint
@@ -34,15 +36,21 @@ from .training.execution import named_or_best
 from .training.resources import parse_memory, usable
 
 DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents
+NAMES_SHOWN = 5  # classes in the short description of a model
 Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
+Prompts = str | int | Sequence[str | int]  # one, or one per image
+Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """An ensemble, or one expert alone, with the text encoder and autoencoder around it.
 
     model = atoll.load("runs/demo")
     images = model.generate(["a handwritten seven"], steps=50, guidance=2.0, route="top-2", seed=0)
+
+    Latents are [N, C, H, W] of `latent.shape`, normalised; images are PIL pictures, or uint8 [N, 1 or 3, H, W].
+    A prompt is a text, or for a model of labels the name or the number of a class (`class_names`).
     """
 
     body: Ensemble | Alone
@@ -50,12 +58,19 @@ class Model:
     text: TextSpace | None
     digest: str
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    class_names: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        experts = "one expert" if isinstance(self.body, Alone) else f"{len(self.body.experts)} experts"
+        latents = "x".join(map(str, self.latent.shape))
+        return f"<atoll.Model {self.digest[:12]}: {experts}, latents {latents}, {self.reads}, on {self.device}>"
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompts = "",
         sampling: Sampling | None = None,
         *,
+        negative_prompt: Prompts | None = None,
         seed: int | Sequence[int] = 0,
         steps: int | None = None,
         guidance: float | None = None,
@@ -63,22 +78,42 @@ class Model:
         solver: str | None = None,
         batch: int = 64,
         callback: Callable[[Moment], None] | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        generator: object = None,
     ) -> list[Image.Image]:
-        """One image per prompt. Image i uses seed + i, or the i-th of a given list of seeds.
+        """Paint one image per prompt: `generate("a cat")` is one, `generate(["a cat"] * 4)` are four.
 
-        What is asked for most has a keyword; all else is a field of `sampling`, whose values the keywords replace.
-        `callback` is called after every step of every batch; it may look, and changes nothing.
+        prompts            a text or a list of N; for a model of labels, names or numbers of classes
+        negative_prompt    what to guide away from, instead of from no prompt: one for all, or a list of N
+        seed               image i uses seed + i, or the i-th of a list of N
+        steps, guidance, route, solver   what is asked for most; all else is a field of `sampling` (docs/sampling.md),
+                           whose values these replace. Guidance 1 is none
+        batch              images the networks see at a time
+        callback           called after every step of every batch; it may look, and changes nothing
+        num_inference_steps, guidance_scale   diffusers' names for `steps` and `guidance`
+
+        Returns N pictures, in the order of the prompts.
         """
-        prompts = listed(prompts)
-        seeds = image_seeds(seed, len(prompts))
-        chosen = changed(sampling, steps=steps, guidance=guidance, route=route, solver=solver)
-        return to_pil(self.decode(self.latents(prompts, seeds, chosen, batch=batch, callback=callback)))
+        refuse_generator(generator)
+        asked = listed(prompts)
+        chosen = changed(
+            sampling,
+            steps=one_of("steps", steps, "num_inference_steps", num_inference_steps),
+            guidance=one_of("guidance", guidance, "guidance_scale", guidance_scale),
+            route=route,
+            solver=solver,
+        )
+        seeds = image_seeds(seed, len(asked))
+        latents = self.latents(asked, seeds, chosen, negative=negative_prompt, batch=batch, callback=callback)
+        return to_pil(self.decode(latents))
 
     def stream(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompts = "",
         sampling: Sampling | None = None,
         *,
+        negative_prompt: Prompts | None = None,
         seed: int | Sequence[int] = 0,
         steps: int | None = None,
         guidance: float | None = None,
@@ -90,18 +125,19 @@ class Model:
 
         Every step of the first `batch` images comes before those of the next; the last step of an image finishes it.
         """
-        prompts = listed(prompts)
+        asked = listed(prompts)
         chosen = changed(sampling, steps=steps, guidance=guidance, route=route, solver=solver)
         seen = Glimpse()
-        walk = self._walk(prompts, image_seeds(seed, len(prompts)), chosen, batch, seen.add)
+        walk = self._walk(asked, negative_prompt, image_seeds(seed, len(asked)), chosen, batch, seen.add)
         return (self._moment(rows, step, chosen.steps, seen) for rows, step in walk)
 
     def latents(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | int],
         seeds: Sequence[int],
         sampling: Sampling = Sampling(),
         *,
+        negative: Prompts | None = None,
         batch: int = 64,
         progress: Progress | None = None,
         callback: Callable[[Moment], None] | None = None,
@@ -120,14 +156,14 @@ class Model:
                 unhurried,
                 self.latent.shape,
                 seeds,
-                self.condition(prompts),
+                self.guided_condition(prompts, negative, sampling),
                 self.settled(sampling),
                 batch=batch,
                 device=self.device,
                 progress=progress,
             )
         latents = torch.empty(len(seeds), *self.latent.shape, device=self.device)
-        for rows, step in self._walk(prompts, seeds, sampling, batch, *watchers):
+        for rows, step in self._walk(prompts, negative, seeds, sampling, batch, *watchers):
             latents[rows] = step.after
             if callback is not None:
                 callback(self._moment(rows, step, sampling.steps, seen))
@@ -163,15 +199,62 @@ class Model:
         """Whether a prompt means anything to it."""
         return self.text is not None or self.classes is not None
 
-    def condition(self, prompts: Sequence[str]) -> Condition | None:
-        """Prompts as the condition the networks read: text, or a class number; None for a model without either."""
+    @property
+    def reads(self) -> str:
+        """What its prompts are, in a few words."""
         if self.text is not None:
-            return Condition(**text_encoder(self.text, str(self.device)).encode(prompts))
+            return "reads text"
+        if self.classes is None:
+            return "reads no prompts"
+        if self.class_names is None:
+            return f"reads class numbers 0 to {self.classes - 1}"
+        shown = ", ".join(printable(name, 30) for name in self.class_names[:NAMES_SHOWN])
+        return f"reads {self.classes} classes ({shown}{', ...' if self.classes > NAMES_SHOWN else ''})"
+
+    def condition(self, prompts: Sequence[str | int]) -> Condition | None:
+        """N prompts as the condition [N] the networks read: text, or a class; None for a model without either."""
+        if self.text is not None:
+            return Condition(**text_encoder(self.text, str(self.device)).encode(texts(prompts)))
         if self.classes is not None:
-            return Condition(labels=torch.tensor([class_number(prompt, self.classes) for prompt in prompts]))
-        if any(prompts):
-            raise UserError(f"--prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
+            return Condition(labels=torch.tensor([self._class_of(prompt) for prompt in prompts], dtype=torch.int64))
+        for prompt in prompts:
+            if prompt != "":
+                raise UserError(
+                    f"--prompt {prompt!r}: the data had neither captions nor labels, so this model reads no prompts; "
+                    "leave it out"
+                )
         return None
+
+    def guided_condition(
+        self, prompts: Sequence[str | int], negative: Prompts | None, sampling: Sampling
+    ) -> Condition | None:
+        """The condition [N] of the prompts, with what to guide away from."""
+        condition = self.condition(prompts)
+        if negative is None:
+            return condition
+        if condition is None:
+            raise UserError("--negative-prompt: this model reads no prompts; leave it out")
+        if sampling.guidance == 1.0:
+            raise UserError("--negative-prompt: has no effect at guidance 1; use more, such as 2, or leave it out")
+        away = listed(negative)
+        away = away * len(prompts) if len(away) == 1 else away
+        if len(away) != len(prompts):
+            raise UserError(
+                f"--negative-prompt: give one, or one for each of the {len(prompts)} prompts, not {len(away)}"
+            )
+        opposite = self.condition(away)
+        assert opposite is not None, "a model that reads a prompt reads a negative one"
+        return Opposed(**condition.tensors(), negative=opposite)
+
+    def titles(self, prompts: Sequence[str | int]) -> list[str]:
+        """Prompts as sheets and records call them: texts as they are, classes by name. Each means the same again."""
+        if self.text is None and self.classes is not None:
+            return [class_title(self._class_of(prompt), self.class_names) for prompt in prompts]
+        return texts(prompts)
+
+    def _class_of(self, prompt: str | int) -> int:
+        assert self.classes is not None
+        return class_number(prompt, self.classes, self.class_names)
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The same with nothing left open: which route, in what precision; no guidance where no prompt can guide."""
@@ -222,10 +305,16 @@ class Model:
         return to_pipeline(self.body, self.latent, self.text, self.device)
 
     def _walk(
-        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling, batch: int, *watchers: RouteWatch
+        self,
+        prompts: Sequence[str | int],
+        negative: Prompts | None,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        batch: int,
+        *watchers: RouteWatch,
     ) -> Iterator[tuple[slice, Step]]:
         sampling = self.settled(sampling)
-        denoiser, condition = self.denoiser(sampling, *watchers), self.condition(prompts)
+        denoiser, condition = self.denoiser(sampling, *watchers), self.guided_condition(prompts, negative, sampling)
         return paint(denoiser, self.latent.shape, seeds, condition, sampling, batch=batch, device=self.device)
 
     def _moment(self, rows: slice, step: Step, steps: int, seen: Glimpse) -> Moment:
@@ -284,13 +373,38 @@ class Moment:
         return None if self._latents is None else to_pil(self._model.decode(self._latents))
 
 
-def listed(prompts: str | Sequence[str]) -> list[str]:
-    """One prompt per image; a single one may come as it is."""
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+def listed(prompts: Prompts) -> list[str | int]:
+    """One prompt per image; a single one may come as it is. Numbers may be numpy's."""
+    given = [prompts] if isinstance(prompts, str | int | Integral) else list(prompts)
+    for prompt in given:
+        if not isinstance(prompt, str | Integral) or isinstance(prompt, bool):
+            raise UserError(f"--prompt {prompt!r}: a prompt is a text in quotes, or the number of a class")
+    return [prompt if isinstance(prompt, str) else int(prompt) for prompt in given]
+
+
+def texts(prompts: Sequence[str | int]) -> list[str]:
+    """Prompts of a model that reads no class numbers."""
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise UserError(f"--prompt {prompt!r}: a prompt is a text; write it in quotes")
-    return prompts
+            raise UserError(f"--prompt {prompt}: this model reads no class numbers; write a text in quotes")
+    return [str(prompt) for prompt in prompts]
+
+
+def one_of(ours: str, value: Number | None, theirs: str, same: Number | None) -> Number | None:
+    """A value that may come under diffusers' name."""
+    if value is not None and same is not None:
+        raise UserError(f"{theirs}: is diffusers' name for {ours}; give one of the two")
+    return same if value is None else value
+
+
+def refuse_generator(generator: object) -> None:
+    """Noise belongs to an image here and not to a call: it is asked for by number."""
+    if generator is None:
+        return
+    several = isinstance(generator, list | tuple)
+    seeds = [g.initial_seed() for g in (generator if several else [generator]) if isinstance(g, torch.Generator)]  # type: ignore[attr-defined]
+    instead = f"seed={seeds if several else seeds[0]}" if seeds else "seed=0"
+    raise UserError(f"generator: image i is painted from the noise of seed + i, or of the i-th seed; use {instead}")
 
 
 def changed(
@@ -300,13 +414,6 @@ def changed(
     given = {"steps": steps, "guidance": guidance, "route": route, "solver": solver}
     changes = {name: value for name, value in given.items() if value is not None}
     return replace(sampling or Sampling(), **changes)  # type: ignore[arg-type]
-
-
-def class_number(prompt: str, classes: int) -> int:
-    """A prompt that is a class label."""
-    if not prompt.isdecimal() or int(prompt) >= classes:
-        raise UserError(f"--prompt {prompt!r}: this model reads a class number from 0 to {classes - 1}, not text")
-    return int(prompt)
 
 
 def to_pil(images: Tensor) -> list[Image.Image]:
@@ -321,7 +428,7 @@ def load(
     place: str | Path,
     *,
     router: str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     memory: str | float | None = None,
     weights: str | None = None,
 ) -> Model:
@@ -344,7 +451,8 @@ def load(
         if router is not None:
             raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
         made = read_release(store, placement)
-        return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device)
+        names = made.body.version.class_names if isinstance(made.body, Ensemble) else None
+        return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
     ensemble = load_ensemble(store, router, placement)
     if (complaint := ensemble.complaint()) is not None:
         warnings.warn(ExpertsMissing(f"{place}: {complaint}"), stacklevel=2)
@@ -353,14 +461,15 @@ def load(
     if router is not None:
         digest = sha256_bytes(canonical_json([digest, ensemble.router.digest]))
     version = ensemble.version
-    return Model(ensemble, version.latent, version.text, rounded(digest, placement), placement.device)
+    digest, names = rounded(digest, placement), version.class_names
+    return Model(ensemble, version.latent, version.text, digest, placement.device, names)
 
 
-def placement_of(device: str | None, memory: str | float | None, weights: str | None) -> Placement:
+def placement_of(device: str | torch.device | None, memory: str | float | None, weights: str | None) -> Placement:
     """Where experts go, as the user says it."""
     if weights not in (None, "int8"):
         raise UserError(f"--weights {weights}: use int8, or leave it out for weights of the precision")
-    names = named_or_best(device).split(",")
+    names = named_or_best(None if device is None else str(device)).split(",")
     for name in names:
         if not usable(name):
             raise UserError(f"--device {name}: this machine has none; use cpu")

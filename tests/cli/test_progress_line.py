@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
-from atoll.cli import watching
+from atoll.cli import bars, watching
 from atoll.training.loop import Progress
 
 LONG = Progress(images=41_000_000, total=100_000_000, rate=312.4, loss=0.4312, yardstick=0.3951)
@@ -46,3 +47,25 @@ def test_a_note_comes_once_and_a_log_has_whole_lines(monkeypatch: pytest.MonkeyP
 def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch, Progress(10, 10, skipped=3), width=80, terminal=False)
     assert lines == ["training: 10 of 10 images (100%)  took 0:00  3 steps not finite, left out"]
+
+
+def test_without_a_terminal_a_long_stage_says_so_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that tells nothing until it is done; short work leaves no line."""
+    stream = io.StringIO()
+    monkeypatch.setattr(bars, "console", Console(file=stream, width=80))
+    monkeypatch.setattr(bars, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(bars, "LINE_SECONDS", 60.0)
+    with bars.bars() as show:
+        show("reading", 1, 2)
+        show("measuring", 0, None)
+        time.sleep(0.3)
+        show("writing", 10, 200)
+        time.sleep(0.3)
+        show("writing", 200, 200)
+    lines = [re.sub(r"\d+ s|[\d.,]+ images/s", "#", line) for line in stream.getvalue().splitlines()]
+    assert lines == [
+        "measuring: #",
+        "measuring: #, done",
+        "writing: 10 of 200 images, #, #",
+        "writing: 200 of 200 images, #, #, done",
+    ]

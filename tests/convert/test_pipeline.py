@@ -130,7 +130,7 @@ def opened(folder: Path) -> Any:
 
 def painted(folder: Path) -> list[np.ndarray]:
     """What `atoll sample` left."""
-    images = load_file(folder / "images.safetensors")["images"]
+    images = load_file(folder / "calls" / "0001" / "images.safetensors")["images"]
     return [image.permute(1, 2, 0).numpy().astype(np.float32) / 255.0 for image in images]
 
 
@@ -399,7 +399,7 @@ def test_atoll_reads_it_back_as_the_model_it_was(demo: Model, tiny_demo: Path, t
     arguments = ["--prompt", PROMPTS[0], "-n", "2", "--steps", "3", "--device", "cpu"]
     for place, out in ((tiny_demo, "a"), (tmp_path / "out", "b")):
         main(["sample", str(place), *arguments, "--out", str(tmp_path / out)])
-    assert Artifact.open(tmp_path / "a").digest == Artifact.open(tmp_path / "b").digest
+    assert Artifact.open(tmp_path / "a/calls/0001").digest == Artifact.open(tmp_path / "b/calls/0001").digest
     with pytest.raises(UserError, match=r"--router router: .* released folder"):
         atoll.load(tmp_path / "out", router="router")
 

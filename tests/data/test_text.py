@@ -24,8 +24,9 @@ def test_words_are_ids_of_a_sorted_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ("a handwritten 7", "unknown word '7'; the model knows: a, handwritten, seven"),
-        ("a handwritten eleven", "unknown word 'eleven'"),
+        ("a handwritten 7", "unknown word '7'; known are: a, handwritten, seven"),
+        ("a handwritten sevn", r"unknown word 'sevn'; did you mean seven\? known are: a, handwritten, seven"),
+        ("a handwritten eleven", r"unknown word 'eleven'; did you mean seven\? known are"),
         ("a a a a seven", "5 words, the model takes at most 3"),
     ],
 )

@@ -52,7 +52,7 @@ def test_it_paints_on_and_says_so(
     assert "painting without the expert of cluster 3 (" in told
     assert REASONS[how] in told
     assert told.count("\n") == 1
-    record = json.loads((tmp_path / "s" / "samples.json").read_bytes())
+    record = json.loads((tmp_path / "s" / "calls" / "0001" / "samples.json").read_bytes())
     assert record["missing"] == [3]
     assert all(shares[3] == 0 for shares in record["experts_at_time"])
     assert sum(record["experts_at_time"][0]) == pytest.approx(1)

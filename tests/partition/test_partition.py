@@ -20,7 +20,7 @@ from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
 from atoll.data.shards import ShardSet
 from atoll.partition.config import PartitionConfig
-from atoll.partition.quality import telling_words
+from atoll.partition.quality import lines_about, main_classes, telling_words
 from atoll.partition.stage import partition, random_cluster
 from hostile_images import encoded
 from image_forms import CONFIG, Item, folder, pictures
@@ -250,3 +250,18 @@ def test_words_that_set_a_cluster_apart() -> None:
     assert told[0][0] == "cat"
     assert told[1][0] == "dog"
     assert "photo" not in told[0] + told[1]
+
+
+def test_words_of_every_caption_set_no_cluster_apart_however_long_captions_are() -> None:
+    captions = [["a photo of a cat"]] * 300 + [["a photo of a very large and fluffy dog on a green lawn"]] * 100
+    told = telling_words(captions, np.array([0] * 300 + [1] * 100), 2)
+    assert told[0] == ["cat"]
+    assert not {"a", "photo", "of"} & set(told[1])
+    assert {"dog", "fluffy", "lawn"} <= set(told[1])
+
+
+def test_a_cluster_is_told_by_its_classes() -> None:
+    labels, assignment = np.array([0, 0, 1, 2, 2, 2, -1]), np.array([0, 0, 0, 1, 1, 1, 1])
+    told = main_classes(labels, assignment, 3, ("cat", "dog", "eel"))
+    assert told == [[("cat", 0.6667), ("dog", 0.3333)], [("eel", 1.0)], []]
+    assert lines_about({"classes": told[0], "words": ["small"]}) == ["cat 67%, dog 33%", "small"]

@@ -2,7 +2,7 @@
 
 from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
-from .errors import Notice, UserError
+from .errors import Notice, UserError, nearest
 from .known_digests import file_digest
 from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
@@ -32,6 +32,7 @@ __all__ = [
     "file_digest",
     "find",
     "link",
+    "nearest",
     "only_one",
     "printable",
     "raise_if_disk_full",

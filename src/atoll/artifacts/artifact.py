@@ -159,7 +159,17 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
             else:
                 lines.append(f"{path}: {'new' if key in new else 'gone'}")
         return lines
-    short = [text if len(text := canonical_json(value).decode()) <= 40 else text[:37] + "..." for value in (old, new)]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            line for n, pair in enumerate(zip(old, new, strict=True)) for line in differences(*pair, f"{where}[{n}]")
+        ]
+    texts = [canonical_json(value).decode() for value in (old, new)]
+    # from shortly before the first difference: two long texts may begin alike
+    same = next((n for n, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    first = max(0, same - 10) if max(map(len, texts)) > 40 else 0
+    short = [
+        ("..." if first else "") + (t[first:] if len(t) <= first + 40 else t[first : first + 37] + "...") for t in texts
+    ]
     return [f"{where or 'value'}: {short[0]} -> {short[1]}"]
 
 

@@ -19,6 +19,7 @@ import typer
 from .. import __version__
 from ..artifacts import Notice, UserError
 from ..artifacts.credentials import credentials_missing
+from .stopping import Stopped, stoppable
 
 # verb -> (who uses it, what it does in one line); its module has its name
 VERBS: dict[str, tuple[str, str]] = {
@@ -72,10 +73,13 @@ def main(arguments: list[str] | None = None) -> None:
 def run_verb(verb: str, arguments: list[str]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     try:
-        module = importlib.import_module(f".{verb}", __name__)
-        app.command()(getattr(module, verb))
-        with notices_in_a_line():
-            app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
+        with stoppable():
+            module = importlib.import_module(f".{verb}", __name__)
+            app.command()(getattr(module, verb))
+            with notices_in_a_line():
+                app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
+    except Stopped as stopped:
+        fail(stopped.said(verb), stopped.exit_code)
     except UserError as error:
         fail(str(error), 2)
     except UsageError as error:
@@ -84,8 +88,6 @@ def run_verb(verb: str, arguments: list[str]) -> None:
         fail(f"{verb}: {explain_missing_package(error)}", 2)
     except OSError as error:
         fail(explain_os_error(error), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted; run the same command to go on", 130)
     except Exception as error:
         from ..training.stopping import StopRequested
 
@@ -93,7 +95,7 @@ def run_verb(verb: str, arguments: list[str]) -> None:
             fail(f"{', '.join(a for a in arguments if '://' in a) or verb}: {missing}", 2)
         if not isinstance(error, StopRequested):
             raise
-        fail(str(error), 128 + error.signal)  # as a shell says it: 130 after Ctrl-C, 143 after SIGTERM
+        fail(str(error), 128 + error.signal)
 
 
 @contextmanager

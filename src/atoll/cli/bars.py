@@ -1,7 +1,9 @@
-"""Progress bars with a rate and the time left."""
+"""How far a stage is: bars with a rate and the time left in a terminal, a plain line a minute elsewhere."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +20,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ..data.progress import Progress as Told
+
 console = Console()
+FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 60.0
 
 
 class Rate(ProgressColumn):
@@ -54,9 +59,69 @@ class Bars:
                 self._progress.update(bar.id, completed=done, total=done)
 
 
+class PlainLines:
+    """A plain line about what is being done, soon after it begins and then one a minute, and one at its end.
+
+    They come from a thread of their own, since some work says nothing until it is done. Short work leaves no line.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._task = ""
+        self._done, self._total = 0, None  # type: tuple[int, int | None]
+        self._began, self._due, self._lines = 0.0, float("inf"), 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PlainLines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if error is None:
+            self._finish()
+
+    def __call__(self, task: str, done: int, total: int | None) -> None:
+        with self._lock:
+            if task != self._task:
+                self._finish()
+                self._task, self._began, self._lines = task, time.monotonic(), 0
+                self._due = self._began + FIRST_LINE_SECONDS
+            self._done, self._total = done, total
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, FIRST_LINE_SECONDS)):
+            with self._lock:
+                if time.monotonic() >= self._due:
+                    self._due += LINE_SECONDS
+                    self._lines += 1
+                    self._say("")
+
+    def _finish(self) -> None:
+        """The last line of a task that had one before."""
+        if self._lines:
+            self._say(", done")
+
+    def _say(self, state: str) -> None:
+        seconds = time.monotonic() - self._began
+        of = "" if self._total is None else f" of {self._total:,}"
+        rate = self._done / seconds
+        speed = f", {rate:,.0f} {self._unit}/s" if rate >= 10 else f", {rate:.2g} {self._unit}/s"
+        count = f"{self._done:,}{of} {self._unit}{speed}, " if self._done else ""
+        line = f"{self._task}: {count}{seconds:.0f} s{state}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
-def bars(unit: str = "images", *, quiet: bool = False) -> Iterator[Bars]:
-    """Show bars while a stage works; with `quiet` they are counted and not shown."""
+def bars(unit: str = "images", *, quiet: bool = False) -> Iterator[Told]:
+    """Show how far a stage is while it works; with `quiet` nothing is shown."""
+    if not quiet and not console.is_terminal:
+        with PlainLines(unit) as lines:
+            yield lines
+        return
     columns = (
         TextColumn("{task.description:<22}"),
         BarColumn(bar_width=32),
@@ -66,7 +131,7 @@ def bars(unit: str = "images", *, quiet: bool = False) -> Iterator[Bars]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+    with Progress(*columns, console=console, disable=quiet) as progress:
         shown = Bars(progress, unit)
         yield shown
         shown.finish_open()

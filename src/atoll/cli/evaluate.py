@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 import typer
 
 from ..artifacts import Store, UserError, sweep
@@ -14,7 +15,7 @@ from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
 from ..sampling import Sampling
 from .bars import bars, console
-from .sampling_options import Device, Memory, Weights, sampling_options
+from .sampling_options import Device, Memory, Threads, Weights, sampling_options
 from .tables import print_evaluation
 
 
@@ -28,7 +29,7 @@ def evaluate(
     n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     sampling: Sampling,
-    threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
+    threads: Threads = None,
     device: Device = None,
     memory: Memory = None,
     weights: Weights = None,
@@ -70,8 +71,11 @@ def evaluate(
     if version.monolith is not None:
         arms += monolith_arms(guidance, sampling=sampling)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
-    plan = EvaluationPlan(arms=arms, count=n, seed=seed, threads=threads, feature_scale=scale)
+    plan = EvaluationPlan(
+        arms=arms, count=n, seed=seed, threads=threads or torch.get_num_threads(), feature_scale=scale
+    )
     with bars() as bar:
+        bar("measuring real images", 0, None)
         result = run_evaluation(
             place,
             plan,

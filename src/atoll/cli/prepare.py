@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Store, UserError, find
+from ..artifacts import Artifact, Store, UserError, find, printable
+from ..data.classes import class_names
 from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
@@ -15,6 +16,8 @@ from ..data.sources import is_digits
 from ..training.execution import named_or_best
 from .bars import bars
 from .settings import read_settings
+
+NAMES_SHOWN = 12
 
 
 def prepare(
@@ -97,5 +100,22 @@ def prepare(
     unlabelled = data.config.get("unlabelled", 0)  # not counted in older data, where one was enough to lose all labels
     if data.config["labels"] is not None and unlabelled:
         typer.echo(f"  without a label: {unlabelled:,}")
+    typer.echo(f"  {prompts_line(data)}")
     for reason, count in data.config["rejected"].items():
         typer.echo(f"  rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)")
+
+
+def prompts_line(data: Artifact) -> str:
+    """What a model of this data can be asked for."""
+    if data.config["text"] is not None:
+        return "prompts: texts like its captions"
+    if data.config["labels"] is None:
+        return (
+            "prompts: none, for there are neither captions nor labels, and the model will paint whatever the images "
+            "show; captions go beside images (docs/data.md), or --labels folder takes folders as classes"
+        )
+    names = class_names(data)
+    if names is None:
+        return f"prompts: class numbers from 0 to {data.config['labels'] - 1}"
+    shown = ", ".join(printable(name, 40) for name in names[:NAMES_SHOWN])
+    return f"prompts: {len(names)} classes by name or number: {shown}{', ...' if len(names) > NAMES_SHOWN else ''}"

@@ -22,6 +22,9 @@ Device = Annotated[
 Memory = Annotated[
     str | None, typer.Option(help="What experts may take of a device: 12GB; default: what is free on a GPU")
 ]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads (default: as many as torch takes, that is one per core)", min=1)
+]
 Weights = Annotated[str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images")]
 
 

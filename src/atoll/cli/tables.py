@@ -10,6 +10,8 @@ from rich.table import Table
 from ..artifacts import printable
 from .bars import console
 
+WORDS = 3  # columns of the evaluation that hold words
+
 
 def plain(text: str, most: int = 120) -> str:
     """Text that may come from a stranger, for rich: no markup, no control characters, no end of line, not endless."""
@@ -18,33 +20,33 @@ def plain(text: str, most: int = 120) -> str:
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:
     """The arms, the floors, and where the ensemble stands against the monolith."""
-    table = Table(title="Quality", title_justify="left", header_style="bold")
-    for column in ("model", "router", "route"):
-        table.add_column(column)
-    for column in ("guidance", "right", "Frechet", "nearest"):
-        table.add_column(column, justify="right")
+    floors, count = evaluation["floors"], evaluation["plan"]["count"]
+    rows = []
     for arm in evaluation["arms"]:
         router = "" if arm["model"] != "ensemble" else (arm["router"] or "own")
         recognised = "" if arm["recognised"] is None else f"{arm['recognised']:.1%}"
-        table.add_row(
-            arm["model"],
-            router,
-            arm["route"] or "",
-            f"{arm['guidance']:g}",
-            recognised,
-            f"{arm['frechet']:.1f}",
-            f"{arm['nearest_median']:.2f}",
-        )
-    floors, count = evaluation["floors"], evaluation["plan"]["count"]
-    accuracy = floors["recogniser_accuracy"]
-    table.add_section()
+        numbers = (f"{arm['guidance']:g}", recognised, f"{arm['frechet']:.1f}", f"{arm['nearest_median']:.2f}")
+        rows.append((arm["model"], router, arm["route"] or "", *numbers))
+    seen, accuracy = any(row[4] for row in rows), floors["recogniser_accuracy"]
     real = f"{floors['nearest_leave_one_out_median']:.2f}"
-    right = "" if accuracy is None else f"{accuracy:.1%}"
-    table.add_row("real, halves", "", "", "", right, f"{floors['frechet_half_against_half']:.1f}", real)
-    table.add_row(f"real, {count:,} of all", "", "", "", "", f"{floors['frechet_count_against_all']:.1f}", "")
+    right = "" if accuracy is None or not seen else f"{accuracy:.1%}"
+    rows.append(("real, halves", "", "", "", right, f"{floors['frechet_half_against_half']:.1f}", real))
+    rows.append((f"real, {count:,} of all", "", "", "", "", f"{floors['frechet_count_against_all']:.1f}", ""))
+    heads = ("model", "router", "route", "guidance", "right", "Frechet", "nearest")
+    kept = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    table = Table(title="Quality", title_justify="left", header_style="bold")
+    for column in kept:
+        table.add_column(heads[column], justify="left" if column < WORDS else "right")
+    for number, row in enumerate(rows):
+        if number == len(evaluation["arms"]):
+            table.add_section()
+        table.add_row(*(row[column] for column in kept))
     console.print(table)
+    chance = floors.get("chance")
+    by_chance = "" if chance is None else f" (by chance {chance:.1%})"
+    told = f"right: recognised as what was asked for{by_chance}. " if seen else ""
     console.print(
-        "[dim]right: recognised as what was asked for. Frechet: distance to the real images. nearest: median distance "
+        f"[dim]{told}Frechet: distance to the real images. nearest: median distance "
         "to the nearest training image (real: to the nearest other one).[/dim]"
     )
     for guidance, row in (evaluation["against_monolith"] or {}).items():

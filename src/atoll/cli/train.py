@@ -55,6 +55,9 @@ def train(
     torchrun several GPUs train one expert together. What it would paint so far
     is in OUT/sheets/. See docs/training.md.
 
+    provenance.json and log.jsonl in OUT name this machine, its times and the
+    command; nothing needs them, so leave them out if you would rather not say.
+
     Examples:
 
       atoll train orders/03.json --out my-expert

@@ -12,9 +12,8 @@ from rich.progress import Progress as Bar
 
 from ..artifacts import UserError
 from ..training.loop import Progress, Watch
-from .bars import console
+from .bars import FIRST_LINE_SECONDS, LINE_SECONDS, console
 
-FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 60.0
 SCALAR_SECONDS = 5.0
 NARROWEST_BAR = 6  # characters
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -35,6 +35,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..artifacts import sha256_file
+from ..data.classes import class_number
 from ..data.space import restored
 from ..data.text import word_ids
 from ..ensemble.asking import AskedEvery, Router
@@ -53,6 +54,7 @@ from ..process import (
     Kind,
     LinearFlow,
     NetworkDenoiser,
+    Opposed,
     PerImageDenoiser,
     Prediction,
     Schedule,
@@ -234,16 +236,6 @@ def _step_noise(generator: Any, sample: Tensor, index: int) -> Tensor:
     return noise
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Opposed(Condition):
-    """A condition whose opposite, for guidance, is a negative prompt instead of no prompt."""
-
-    negative: Condition
-
-    def null(self) -> Condition:
-        return self.negative
-
-
 class Painting:
     """What the pipeline does; the end of the bundle makes it a DiffusionPipeline with the model's own experts.
 
@@ -284,7 +276,7 @@ class Painting:
     ) -> ImagePipelineOutput | tuple[Any]:
         """Paint images.
 
-        prompt                 what to paint: text, or a class number for a model of labels
+        prompt                 what to paint: text, or for a model of labels a class by name or number
         num_inference_steps    steps of the scheduler
         guidance_scale         classifier-free guidance; 1 is none
         negative_prompt        what to guide away from, instead of from no prompt
@@ -379,7 +371,9 @@ class Painting:
             found = encode_text(self.tokenizer, self.text_encoder, captions, kind=text["kind"], length=text["length"])
             return Condition(**found).to(device)
         if classes is not None:
-            return Condition(labels=torch.tensor([_label(prompt, classes) for prompt in prompts], device=device))
+            names = (self.config.atoll["ensemble"] or {}).get("class_names")
+            labels = [class_number(prompt, classes, names) for prompt in prompts]
+            return Condition(labels=torch.tensor(labels, device=device))
         if any(prompt != "" for prompt in prompts):
             raise ValueError(f"prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
         return None
@@ -474,12 +468,6 @@ class Painting:
         write_code(folder)
         (folder / "README.md").write_text(model_card(self.config.atoll["about"]), encoding="utf-8")
         (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _label(prompt: str | int, classes: int) -> int:
-    if not str(prompt).isdecimal() or int(prompt) >= classes:
-        raise ValueError(f"prompt {prompt!r}: this model reads a class number from 0 to {classes - 1}, not text")
-    return int(prompt)
 
 
 def _seeds(generator: Any, count: int) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,11 +54,18 @@ class Local:
             return
         # spawn: a forked process would inherit locks of torch's and faiss's threads
         context = multiprocessing.get_context("spawn")
+        others = multiprocessing.active_children()
         with ProcessPoolExecutor(
             self.workers, mp_context=context, initializer=end_with, initargs=(os.getpid(),)
         ) as pool:
             try:
                 yield Pool(pool, self.workers)
+            except BaseException:
+                # a task may have minutes to go, and half-done ones are begun again anyway
+                for worker in multiprocessing.active_children():
+                    if worker not in others:
+                        worker.terminate()
+                raise
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -69,7 +77,11 @@ def workers_for(device: str) -> int:
 
 
 def end_with(parent: int) -> None:
-    """Let this process end when its parent does, however that ends: it would hold memory, and write where others do."""
+    """Let this process end when its parent does, however that ends: it would hold memory, and write where others do.
+
+    Ctrl-C goes to all processes of a terminal; the parent alone answers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..artifacts import UserError
+from ..artifacts import UserError, nearest
 from ..models.text_encoders import load_pretrained_text
 from .space import TextSpace
 
@@ -74,10 +74,9 @@ def word_ids(captions: Sequence[str], ids: Mapping[str, int], length: int) -> di
         words = split_words(caption)
         for word in words:
             if word not in ids:
-                known = ", ".join(list(ids)[:40]) + (f" and {len(ids) - 40} more" if len(ids) > 40 else "")
-                raise UserError(f"caption {caption!r}: unknown word {word!r}; the model knows: {known}")
+                raise UserError(f"prompt {caption!r}: unknown word {word!r}; {nearest(word, list(ids))}")
         if len(words) > length:
-            raise UserError(f"caption {caption!r}: {len(words)} words, the model takes at most {length}; shorten it")
+            raise UserError(f"prompt {caption!r}: {len(words)} words, the model takes at most {length}; shorten it")
         tokens[row, : len(words)] = torch.tensor([ids[word] for word in words], dtype=torch.int64)
         mask[row, : len(words)] = True
     return {"tokens": tokens, "mask": mask}

@@ -13,6 +13,7 @@ from itertools import count
 from pydantic import ValidationError
 
 from ..artifacts import Artifact, Reference, Store, UserError, explain
+from ..data.classes import class_names
 from ..data.space import LatentSpace, text_space
 from .checks import Checks
 from .routes import parse_route
@@ -125,9 +126,12 @@ def with_orders(
             clusters=int(partition.config["clusters"]),
             latent=LatentSpace.model_validate(data.config["latent"]),
             text=text_space(data),
+            class_names=class_names(data),
         )
     known = {reference.digest for reference in now.orders}
     update: dict[str, object] = {"orders": (*now.orders, *(r for r in new if r.digest not in known))}
+    if now.class_names is None:  # a model that was begun before they had names
+        update["class_names"] = class_names(data)
     if grew_from(partition, now):
         update |= {"data": named, "partition": cut, "earlier": (*now.earlier, now.partition)}
     elif cut.digest not in now.partitions:

@@ -88,6 +88,7 @@ class Version(BaseModel):
     clusters: int = Field(gt=0, le=MOST_CLUSTERS)
     latent: LatentSpace
     text: TextSpace | None = None
+    class_names: tuple[str, ...] | None = Field(None, description="of the data's labels, by number, where it has names")
     reference: AnySchedule = LinearFlow()
     route: str = Field(DEFAULT_ROUTE, max_length=40)
     experts: tuple[Member, ...] = Field((), max_length=MOST_EXPERTS, description="by cluster, then by digest")

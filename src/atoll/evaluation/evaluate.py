@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes, write_atomic
+from ..data.classes import class_names, class_title
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..ensemble.versions import open_ensemble, open_reference, place_of
@@ -137,7 +138,7 @@ def evaluate(
         key = sha256_bytes(canonical_json([model.digest, settings.model_dump(mode="json")]))[:8]
         folder = f"{arm.name}-{key}"
         place = out.child("samples", folder).path
-        artifact = write_samples(model, settings, place, pictures=False, progress=on_step)
+        artifact = write_samples(model, settings, place, progress=on_step)
         images, _ = read_samples(artifact)
         if npz:
             write_npz(images, place.parent / f"{folder}.npz")
@@ -152,7 +153,7 @@ def evaluate(
         "plan": plan.model_dump(mode="json"),
         "data": data.digest,
         "features": data.config["features"]["extractor"],
-        "floors": real.floors(plan.count),
+        "floors": real.floors(plan.count) | {"chance": chance_of(wanted)},
         "arms": arms,
         "against_monolith": against_monolith(arms),
     }
@@ -183,10 +184,11 @@ class RealData:
         # neighbourhoods and kernels are looked at among images no training has seen, if they are enough
         self._unseen = self.features[unseen] if len(unseen) >= ENOUGH_UNSEEN else self.features
         self.labels = index.labels
-        # what a prompt is to networks of this data: a caption, or where they read none, a class number
+        # what a prompt is to networks of this data: a caption, or where they read none, a class
         self._prompts = index.captions
         if data.config["text"] is None and data.config["labels"] is not None:
-            self._prompts = [[] if label < 0 else [str(label)] for label in self.labels.tolist()]
+            names = class_names(data)
+            self._prompts = [[] if label < 0 else [class_title(label, names)] for label in self.labels.tolist()]
         labelled = self.labels >= 0  # repeats with conflicting labels have none, and are left out
         self.recogniser = None
         if 2 * labelled.sum() > len(labelled) and len(np.unique(self.labels[labelled])) > 1:
@@ -259,6 +261,12 @@ class RealData:
             ),
             "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
         }
+
+
+def chance_of(wanted: np.ndarray | None) -> float | None:
+    """The share that guessing among the labels that were asked for gets right; None where none can be right."""
+    asked = set() if wanted is None else set(wanted[wanted >= 0].tolist())
+    return 1.0 / len(asked) if asked else None
 
 
 def against_monolith(arms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:

@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -19,13 +19,17 @@ from torch import Tensor
 from ..artifacts import Artifact, Store, find
 from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..islands.expert import read_expert_card
+from ..partition.quality import described
 from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
-from .figures import data_uri, expert_colour, heat_map, lines, painted_sheet
+from .figures import TIME_AXIS, data_uri, heat_map, lines
 from .samples import read_samples
+from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
+NEAR, FAR = 0.6, 1.5  # distance to the nearest training image, of real images' own, below and above which one talks
+MUCH_WORSE = 5.0  # Frechet distance, of the floor between halves of real data, beyond which samples are bad
 
 
 def write_report(run: Store, evaluation: dict[str, Any], out: Store) -> None:
@@ -34,6 +38,7 @@ def write_report(run: Store, evaluation: dict[str, Any], out: Store) -> None:
     template = Template(resources.files(__package__).joinpath("report.html").read_text())
     html = template.substitute(
         title=escape(run.name),
+        headline=page.headline(),
         summary=page.summary(),
         samples=page.samples(),
         clusters=page.clusters(),
@@ -41,6 +46,7 @@ def write_report(run: Store, evaluation: dict[str, Any], out: Store) -> None:
         router=page.router(),
         curves=page.curves(),
         numbers=page.numbers(),
+        nearness=page.nearness(),
         verdict=page.verdict(),
         exact=page.exact(),
         settings=page.settings(),
@@ -68,12 +74,10 @@ class Painted:
 
     def sheet(self, tile: int, per_prompt: int = PER_PROMPT) -> Image.Image:
         """Up to ten prompts, one row each."""
-        by_prompt: dict[str, list[int]] = {}
-        for i, prompt in enumerate(self.record["prompts"]):
-            by_prompt.setdefault(prompt, []).append(i)
-        shown = dict(list(by_prompt.items())[:PROMPTS])
-        rows = [indices[:per_prompt] for indices in shown.values()]
-        return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=list(shown))
+        rows, labels = rows_by_prompt(self.record["prompts"], per_prompt)
+        first = [place for place, label in enumerate(labels) if label or place == 0][:PROMPTS]
+        rows, labels = [rows[place] for place in first], [labels[place] for place in first]
+        return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=labels)
 
 
 class Page:
@@ -85,6 +89,7 @@ class Page:
         self.version = open_ensemble(run)
         self.missing = sorted({cluster for arm in evaluation["arms"] for cluster in arm["missing"]})
         self.experts = [member for member in self.version.serving if member.cluster not in self.missing]
+        self.starts = self._starts()
         self.painted = []
         for arm in evaluation["arms"]:
             images, record = read_samples(Artifact.open(out.child("samples", arm["folder"]), "samples"))
@@ -101,17 +106,50 @@ class Page:
         best = max(arms, key=lambda p: (p.arm["recognised"] or 0.0, -p.arm["frechet"]))
         return best.sheet(tile)
 
+    def headline(self) -> str:
+        return "Painted by experts that never met" if not self.starts else "Painted by experts trained apart"
+
     def summary(self) -> str:
         kinds = [member.objective for member in self.experts]
         counts = ", ".join(f"{kinds.count(kind)} with {escape(kind)}" for kind in dict.fromkeys(kinds))
-        arms = [p.arm for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
-        right = max((arm["recognised"] or 0.0 for arm in arms), default=0.0)
-        seen = f" A classifier recognises up to {right:.1%} of their images as what was asked for." if right else ""
         return (
             f"{len(kinds)} experts, {counts}, each trained alone in a process of its own on one cluster of the data. "
-            f"They have never exchanged a gradient, a weight or a sample. A router that sees {self._router_sees()} "
-            f"fuses them.{seen}{self._without()}"
+            f"{self._exchanged()} A router that sees {self._router_sees()} fuses them.{self._seen()}{self._without()}"
         )
+
+    def _starts(self) -> dict[int, str]:
+        """Clusters whose expert did not begin with random weights, and what with."""
+        known = {member.digest: member for member in self.version.experts}
+        starts = {}
+        for member in self.experts:
+            artifact = Artifact.open(place_of(self.run, member))
+            start, origin = artifact.manifest.parents.get("start"), read_expert_card(artifact).origin
+            if start in known:
+                other = known[start]
+                whose = "its own cluster" if other.cluster == member.cluster else f"cluster {other.cluster}"
+                starts[member.cluster] = f"{other.name}, an expert of {whose}"
+            elif start is not None or origin is not None:
+                starts[member.cluster] = origin or f"expert {str(start)[:12]}, which is not of this run"
+        return starts
+
+    def _exchanged(self) -> str:
+        """Who got weights from whom: the one thing that islands may have had in common."""
+        if not self.starts:
+            return "They have never exchanged a gradient, a weight or a sample."
+        told = "; ".join(f"expert {k} from {escape(what)}" for k, what in sorted(self.starts.items()))
+        return (
+            "While training they exchanged no gradient, weight or sample. "
+            f"<b>Not all began with random weights: {told}.</b>"
+        )
+
+    def _seen(self) -> str:
+        arms = [p.arm for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
+        right = max((arm["recognised"] for arm in arms if arm["recognised"] is not None), default=None)
+        if right is None:
+            return ""
+        chance = self.evaluation["floors"].get("chance")
+        against = "" if chance is None else f"; by chance it would be {chance:.1%}"
+        return f" A classifier recognises up to {right:.1%} of their images as what was asked for{against}."
 
     def _without(self) -> str:
         if not self.missing:
@@ -150,6 +188,7 @@ class Page:
     def clusters(self) -> str:
         partition = open_reference(self.run, self.version.partition, "partition")
         sizes = json.loads(partition.read("sizes.json"))["clusters"]
+        told = described(partition)
         cards = []
         for member in self.experts:
             sheet = Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))
@@ -164,6 +203,7 @@ class Page:
                 f'<figure class="card" style="border-top-color:{expert_colour(member.cluster)}">'
                 f'<img src="{data_uri(sheet)}" alt="real samples of cluster {member.cluster}">'
                 f"<figcaption><b>cluster {member.cluster}</b>, {sizes[member.cluster]['train']:,} training images"
+                f"{''.join(f'<br>{escape(line)}' for line in told[member.cluster])}"
                 f"<br>{escape(member.objective)}{measured}</figcaption></figure>"
             )
         return f'<div class="cards">{"".join(cards)}</div>'
@@ -188,7 +228,7 @@ class Page:
             curves[folder] = (table["t"], table["accuracy"])
             if folder == own:
                 curves[f"{own}, prompt dropped"] = (table["t"], table["accuracy_unconditional"])
-        chart = lines(curves, x="t, from data (0) to noise (1)", y="right cluster, unseen samples", percent=True)
+        chart = lines(curves, x=TIME_AXIS, y="right cluster, unseen samples", percent=True, falling=True)
         return f"<figure>{chart}</figure>"
 
     def curves(self) -> str:
@@ -217,31 +257,39 @@ class Page:
         return f'<div class="charts">{"".join(charts)}</div>'
 
     def numbers(self) -> str:
-        rows = []
-        for p in self._in_order():
-            arm = p.arm
-            cells = [p.title, _percent(arm["recognised"]), f"{arm['frechet']:.1f}", f"{arm['nearest_median']:.2f}"]
-            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        """One row per arm and floor; a column without a number is left out."""
         floors, count = self.evaluation["floors"], self.evaluation["plan"]["count"]
-        real = [
-            (
-                "real: one half against the other",
-                _percent(floors["recogniser_accuracy"]) + " (unseen, 5-fold)",
-                f"{floors['frechet_half_against_half']:.1f}",
-                f"{floors['nearest_leave_one_out_median']:.2f} (leave one out)",
-            ),
-            (f"real: {count:,} against all", "", f"{floors['frechet_count_against_all']:.1f}", ""),
+        rows = [
+            (p.title, percent(p.arm["recognised"]), f"{p.arm['frechet']:.1f}", f"{p.arm['nearest_median']:.2f}", "")
+            for p in self._in_order()
         ]
-        floor_rows = "".join('<tr class="floor">' + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in real)
-        head = (
-            "<tr><th>arm</th><th>recognised as asked</th><th>Frechet distance</th><th>nearest training image</th></tr>"
-        )
-        return f"<table>{head}{''.join(rows)}{floor_rows}</table>"
+        accuracy, alone = floors["recogniser_accuracy"], floors["nearest_leave_one_out_median"]
+        seen = any(cells[1] for cells in rows)
+        halves = "" if accuracy is None or not seen else f"{percent(accuracy)} (unseen, 5-fold)"
+        half, whole = floors["frechet_half_against_half"], floors["frechet_count_against_all"]
+        rows += [
+            ("real: one half against the other", halves, f"{half:.1f}", f"{alone:.2f} (leave one out)", "floor"),
+            (f"real: {count:,} against all", "", f"{whole:.1f}", "", "floor"),
+        ]
+        head = ("arm", "recognised as asked", "Frechet distance", "nearest training image")
+        kept = [column for column in range(len(head)) if any(cells[column] for cells in rows)]
+        lines_ = ["<tr>" + "".join(f"<th>{head[column]}</th>" for column in kept) + "</tr>"]
+        for *cells, kind in rows:
+            shown = "".join(f"<td>{escape(cells[column])}</td>" for column in kept)
+            lines_.append(f'<tr class="{kind}">{shown}</tr>' if kind else f"<tr>{shown}</tr>")
+        return f"<table>{''.join(lines_)}</table>"
+
+    def nearness(self) -> str:
+        """What the distance to the nearest training image says about these very samples, good or bad."""
+        floors = self.evaluation["floors"]
+        real, floor = floors["nearest_leave_one_out_median"], floors["frechet_half_against_half"]
+        sentences = [nearness_said(p.title, p.arm, real, floor) for p in self._in_order()]
+        return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence)
 
     def verdict(self) -> str:
         table = self.evaluation["against_monolith"]
         if not table:
-            return "<p>No monolith was trained; <code>atoll demo --compare</code> adds one.</p>"
+            return "<p>No monolith was trained: nothing here says how one network on all of the data would do.</p>"
         lines_ = []
         for guidance, row in sorted(table.items()):
             word = "ahead of" if row["ratio"] <= 1 else "<b>behind</b>"
@@ -258,7 +306,7 @@ class Page:
         cards = [read_expert_card(Artifact.open(place_of(self.run, member))) for member in self.experts]
         errors = fusion_errors([(card.schedule, card.kind) for card in cards])
         curves = {name: (TIMES.tolist(), values) for name, values in errors.items()}
-        chart = lines(curves, x="t, from data (0) to noise (1)", y="relative error of the velocity", log=True)
+        chart = lines(curves, x=TIME_AXIS, y="relative error of the velocity", log=True, falling=True)
         return f"<figure>{chart}</figure>"
 
     def settings(self) -> str:
@@ -282,5 +330,30 @@ class Page:
         return {name.replace("_", " "): ", ".join(some).replace("None", "none") for name, some in values.items()}
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
+
+
+def nearness_said(title: str, arm: Mapping[str, Any], real: float, floor: float) -> str:
+    """One sentence about an arm whose images lie nearer to training images, or farther, than real ones do; or nothing.
+
+    Copies are near and good; so is, in most features, what is blurred, which lies near to everything and is bad.
+    """
+    near = arm["nearest_median"] / real if real > 0 else 1.0
+    worse = arm["frechet"] / floor if floor > 0 else 1.0
+    if near < NEAR and worse < MUCH_WORSE:
+        return (
+            f"{title}: its images lie {near:.2f} times as far from the nearest training image as real ones do, "
+            "and are good by their Frechet distance: look for copies."
+        )
+    if near < NEAR:
+        return (
+            f"{title}: its images lie near to training images ({near:.2f} times as far as real ones), yet their "
+            f"Frechet distance is {worse:,.0f} times the floor: more likely blurred than copied."
+        )
+    if near > FAR:
+        return (
+            f"{title}: its images lie {near:.1f} times as far from any training image as real ones do: not copies, "
+            "and not like the data either."
+        )
+    return ""

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..artifacts import Artifact, Draft, canonical_json, reuse
-from ..data.contact_sheet import contact_sheet
 from ..ensemble.load import Ensemble
 from ..ensemble.record import Record
-from ..model import Model, to_pil
+from ..model import Model
 from ..sampling import Sampling, image_seeds
 
 KIND = "samples"
@@ -27,10 +26,19 @@ class SampleSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     prompts: tuple[str, ...] = Field(min_length=1, description="one per image")
+    negative_prompt: str | None = Field(None, description="what guidance leads away from, of all images")
     seed: int = Field(0, description="image i uses seed + i")
     sampling: Sampling = Sampling()
     batch: int = Field(250, gt=0)
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on them in the last bit")
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """There was no negative prompt once, and samples without one keep their digests."""
+        content: dict[str, Any] = write(self)
+        if self.negative_prompt is None:
+            content.pop("negative_prompt", None)
+        return content
 
 
 def write_samples(
@@ -38,17 +46,15 @@ def write_samples(
     settings: SampleSettings,
     out: Path,
     *,
-    pictures: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Artifact:
-    """Paint the images and leave them in `out`: samples.json, images.safetensors and, as PNG, each one and a sheet.
+    """Paint the images and leave them in `out`: images.safetensors, and samples.json about how they came about.
 
     What the settings leave open, such as the route, is written down as the model settles it.
     """
-    settings = settings.model_copy(update={"sampling": model.settled(settings.sampling)})
+    settings = settled(model, settings)
     dumped = settings.model_dump(mode="json")
-    config = {"settings": dumped, "pictures": pictures}
-    parents = {"model": model.digest}
+    config, parents = {"settings": dumped, "pictures": False}, {"model": model.digest}
     if (done := reuse(out, KIND, config, parents)) is not None:
         return done
     torch.set_num_threads(settings.threads)
@@ -58,6 +64,7 @@ def write_samples(
         settings.prompts,
         seeds,
         settings.sampling,
+        negative=settings.negative_prompt,
         batch=settings.batch,
         progress=progress,
         watch=None if who is None else who.add,
@@ -73,11 +80,12 @@ def write_samples(
             record["times"], record["experts_at_time"] = who.by_time()
             record["expert_of_image"] = who.by_image().argmax(1).tolist()
         (draft.folder / "samples.json").write_bytes(canonical_json(record) + b"\n")
-        if pictures:
-            for i, picture in enumerate(to_pil(images)):
-                picture.save(draft.folder / f"{i:05d}.png")
-            contact_sheet(images.numpy()).save(draft.folder / "sheet.png")
         return draft.commit(config=config, parents=parents)
+
+
+def settled(model: Model, settings: SampleSettings) -> SampleSettings:
+    """The settings with nothing left open."""
+    return settings.model_copy(update={"sampling": model.settled(settings.sampling)})
 
 
 def read_samples(artifact: Artifact) -> tuple[Tensor, dict[str, Any]]:

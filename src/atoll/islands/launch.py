@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import MANIFEST, Artifact, Store, UserError, find, link, verify_file
+from ..artifacts import MANIFEST, STATE, Artifact, Store, UserError, find, link, verify_file
 from ..models.accounting import account
 from ..training.execution import named_or_best
 from ..training.machines import free_memory_gib, usable_cores
@@ -186,9 +186,14 @@ def check_exit(island: Island, code: int) -> None:
 
 
 def images_seen(island: Island) -> int:
-    """How far an island is, from the last line of its log that says so."""
+    """How far an island is."""
+    return logged_images(island.expert)
+
+
+def logged_images(expert: Path) -> int:
+    """How many images an unfinished expert has seen, from the last line of its log that says so."""
     try:
-        lines = (island.expert / "log.jsonl").read_text().splitlines()
+        lines = (expert / "log.jsonl").read_text().splitlines()
     except FileNotFoundError:
         return 0  # not started yet
     for line in reversed(lines):
@@ -197,3 +202,12 @@ def images_seen(island: Island) -> int:
         except (KeyError, ValueError):
             continue  # another event, or a line half written
     return 0
+
+
+def check_finished(expert: Path) -> None:
+    """Refuse the folder of a training that is not at its end, and say how far it is."""
+    if (expert / STATE).is_dir() and find(expert) is None:
+        raise UserError(
+            f"{expert}: is not finished, it has seen {logged_images(expert):,} images so far; "
+            "give its `atoll train` command again to go on"
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, check_relative, find, only_one, tidy, verify_file
+from ..artifacts import Artifact, Store, UserError, check_relative, file_digest, find, only_one, tidy, verify_file
 from ..data.shards import ResidentSamples, ShardSet
 from ..models.accounting import account
 from ..models.dit import DiT
@@ -143,9 +143,20 @@ def fetch(root: Store, path: str, sha256: str) -> Path:
         return root.download(path, sha256)
     check_relative(path)
     at_path, loose = root.path / path, root.path / Path(path).name
-    found = loose if loose.is_file() and not at_path.is_file() else at_path
-    verify_file(found, sha256)
-    return found
+    if not at_path.is_file() and not loose.is_file():
+        raise UserError(
+            f"{root}: holds neither {path} nor {loose.name}, which the order trains on; "
+            f"get {Path(path).parent} of the run, and say with --data where it lies"
+        )
+    if at_path.is_file():
+        verify_file(at_path, sha256)
+        return at_path
+    if file_digest(loose) != sha256:  # in a folder that somebody named: most likely it is the wrong one
+        raise UserError(
+            f"--data {root}: its {loose.name} is not the order's (or is damaged): this order trains on {path}, "
+            f"so give the folder {Path(path).parent} of the run"
+        )
+    return loose
 
 
 class Silence:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..artifacts import Artifact
+from ..data.classes import class_title
 from ..data.index import Index
 from ..data.shards import ShardSet
 from ..data.text import split_words
@@ -18,6 +21,9 @@ from .clustering import TooFewGroups, cells_for, cluster, unit_length
 MEASURED = 20_000  # samples to measure agreement on; ids are hashes, so the first are a random choice
 SILHOUETTE_SAMPLES = 2_000  # its cost grows with the square
 WORDS_SHOWN = 8
+CLASSES_SHOWN = 6
+HALF = 0.5  # added to every count, so that none is zero
+DESCRIPTION = "described.json"
 
 
 def measure(
@@ -72,26 +78,52 @@ def by_pixels(samples: ShardSet, rows: np.ndarray, clusters: int, seed: int, thr
 
 
 def telling_words(captions: Sequence[Sequence[str]], assignment: np.ndarray, clusters: int) -> list[list[str]]:
-    """The words that set each cluster's captions apart.
+    """The words that set each cluster's images apart.
 
-    By the log-odds of a word inside against outside, shrunk towards none by the word's frequency over all (Monroe et
-    al., "Fightin' Words") and divided by its standard error: rare words do not win by accident.
+    By the log-odds that an image inside has the word in a caption, against one outside, shrunk towards none by the
+    word's share of all images (Monroe et al., "Fightin' Words") and divided by its standard error: rare words do not
+    win by accident, and a word that every image has sets none apart.
     """
     inside: list[Counter[str]] = [Counter() for _ in range(clusters)]
+    images = np.zeros(clusters)
     for texts, k in zip(captions, assignment.tolist(), strict=True):
-        inside[k].update(word for text in texts for word in set(split_words(text)))
-    everything = sum(inside, Counter())
-    total = sum(everything.values())
+        inside[k].update({word for text in texts for word in split_words(text)})
+        images[k] += bool(texts)
+    everything, total = sum(inside, Counter()), images.sum()
     told = []
-    for counts in inside:
-        here = sum(counts.values())
+    for counts, here in zip(inside, images.tolist(), strict=True):
         scores = {}
         for word, count in counts.items():
-            prior = everything[word]
-            rest = everything[word] - count
-            odds = math.log((count + prior) / (here + total - count - prior + 1e-9))
-            odds -= math.log((rest + prior) / (2 * total - here - rest - prior + 1e-9))
-            scores[word] = odds / math.sqrt(1.0 / (count + prior) + 1.0 / (rest + prior))
+            prior, rest = everything[word], everything[word] - count
+            with_it = (count + prior + HALF, rest + prior + HALF)  # inside, outside
+            without = (here + total - count - prior + HALF, 2 * total - here - rest - prior + HALF)
+            odds = math.log(with_it[0] / without[0]) - math.log(with_it[1] / without[1])
+            scores[word] = odds / math.sqrt(sum(1.0 / number for number in (*with_it, *without)))
         best = sorted(scores, key=lambda word: (-scores[word], word))
         told.append([word for word in best if scores[word] > 1.0][:WORDS_SHOWN])
     return told
+
+
+def main_classes(
+    labels: np.ndarray, assignment: np.ndarray, clusters: int, names: Sequence[str] | None
+) -> list[list[tuple[str, float]]]:
+    """The classes most of each cluster's labelled images belong to, and their shares, largest first."""
+    told = []
+    for k in range(clusters):
+        own = labels[(assignment == k) & (labels >= 0)]
+        numbers, counts = np.unique(own, return_counts=True)
+        order = np.lexsort((numbers, -counts))[:CLASSES_SHOWN]
+        told.append([(class_title(int(numbers[i]), names), round(float(counts[i] / len(own)), 4)) for i in order])
+    return told
+
+
+def described(partition: Artifact) -> list[list[str]]:
+    """What a partition tells people about each cluster, a line each: its classes, and its words."""
+    if DESCRIPTION not in partition.names():
+        return [[]] * int(partition.config["clusters"])  # of an older atoll
+    return [lines_about(told) for told in json.loads(partition.read(DESCRIPTION))["clusters"]]
+
+
+def lines_about(told: Mapping[str, Any]) -> list[str]:
+    classes = ", ".join(f"{name} {share:.0%}" for name, share in told["classes"])
+    return [line for line in (classes, ", ".join(told["words"])) if line]

@@ -29,12 +29,12 @@ def write_report(
     data: dict[str, Any],
     sizes: Sequence[dict[str, int]],
     quality: dict[str, Any],
-    words: Sequence[Sequence[str]],
+    told: Sequence[Sequence[str]],
     sheets: Path,
 ) -> None:
     largest = max(size["train"] for size in sizes)
     cards = "\n".join(
-        card(k, size, list(words[k]), largest, (sheets / f"{k:02d}.png").read_bytes()) for k, size in enumerate(sizes)
+        card(k, size, told[k], largest, (sheets / f"{k:02d}.png").read_bytes()) for k, size in enumerate(sizes)
     )
     title = f"{len(sizes)} clusters of {data['count']:,} images"
     how = f"by {settings['by']}" + (f" ({data['features']['extractor']})" if settings["by"] == "features" else "")
@@ -74,12 +74,12 @@ def table(quality: dict[str, Any]) -> str:
     return f"<table>{cells}</table>"
 
 
-def card(k: int, size: dict[str, int], words: list[str], largest: int, sheet: bytes) -> str:
+def card(k: int, size: dict[str, int], told: Sequence[str], largest: int, sheet: bytes) -> str:
     image = base64.b64encode(sheet).decode()
-    told = html.escape(", ".join(words)) or "&nbsp;"
+    lines = "".join(f'<div class="words">{html.escape(line)}</div>' for line in told)
     others = f"{size['validation']:,} validation, {size['holdout']:,} holdout"
     return f"""<section class="card"><h2>Cluster {k}</h2>
 <div class="bar"><i style="width:{100 * size["train"] / largest:.1f}%"></i></div>
 <div>{size["train"]:,} training images</div><div class="small">and {others}</div>
-<div class="words">{told}</div>
+{lines}
 <img alt="images of cluster {k}" src="data:image/png;base64,{image}"></section>"""

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..artifacts import Artifact, Draft, Store, UserError, canonical_json, reuse
+from ..data.classes import class_names
 from ..data.engine import Engine, Local, Workers
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
@@ -23,7 +24,7 @@ from ..models.autoencoders import load_autoencoder
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
 from .config import PartitionConfig
 from .layout import OldPartition, write_clusters
-from .quality import measure, telling_words
+from .quality import DESCRIPTION, lines_about, main_classes, measure, telling_words
 from .report import write_report
 from .sheets import images_of, write_sheet
 
@@ -88,14 +89,18 @@ def partition(
         progress("measuring", 0, None)
         quality = measure(index, samples, assignment, sizes, config.seed, config.threads)
         (draft.folder / "quality.json").write_bytes(canonical_json(quality) + b"\n")
-        described = index.rows("train")[:DESCRIBED]
+        rows = index.rows("train")[:DESCRIBED]
+        words = telling_words(index.captions_of(rows), assignment[rows], config.clusters)
+        classes = main_classes(index.labels[rows], assignment[rows], config.clusters, class_names(parent))
+        told = [{"classes": c, "words": w} for c, w in zip(classes, words, strict=True)]
+        (draft.folder / DESCRIPTION).write_bytes(canonical_json({"clusters": told}) + b"\n")
         write_report(
             draft.folder / "partition.html",
             settings=settings,
             data=parent.config,
             sizes=sizes,
             quality=quality,
-            words=telling_words(index.captions_of(described), assignment[described], config.clusters),
+            told=[lines_about(each) for each in told],
             sheets=draft.folder / "sheets",
         )
         return draft.commit(config=settings, parents=parents, licence=parent.manifest.licence, written=written)

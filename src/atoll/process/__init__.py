@@ -1,7 +1,7 @@
 """The maths of the diffusion process: tensors in, tensors out. Imports torch only."""
 
 from .bridge import Bridge, PaperFusion
-from .condition import Condition
+from .condition import Condition, Opposed
 from .denoiser import (
     Conversation,
     Denoiser,
@@ -51,6 +51,7 @@ __all__ = [
     "MinSNR",
     "NetworkDenoiser",
     "Objective",
+    "Opposed",
     "PaperFusion",
     "PerImageDenoiser",
     "Plain",

@@ -30,14 +30,14 @@ class Condition:
     dropped: Tensor | None = None
 
     def __post_init__(self) -> None:
-        sizes = {f.name: len(v) for f in fields(self) if (v := getattr(self, f.name)) is not None}
+        sizes = {name: len(value) for name, value in self.tensors().items()}
         if not sizes:
             raise ValueError("a Condition needs at least one field; pass None for no condition")
         if len(set(sizes.values())) > 1:
             raise ValueError(f"the fields of a Condition differ in batch size: {sizes}")
 
     def __len__(self) -> int:
-        return next(len(v) for f in fields(self) if (v := getattr(self, f.name)) is not None)
+        return len(next(iter(self.tensors().values())))
 
     def __getitem__(self, rows: slice | Tensor) -> Condition:
         """The condition of some samples: a slice, an index tensor or a boolean mask."""
@@ -48,7 +48,7 @@ class Condition:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are there, by name."""
-        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+        return {f.name: v for f in fields(Condition) if (v := getattr(self, f.name)) is not None}
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> Condition:
@@ -61,7 +61,7 @@ class Condition:
 
     def null(self) -> Condition:
         """The unconditional twin of this batch."""
-        anything = next(v for f in fields(self) if (v := getattr(self, f.name)) is not None)
+        anything = next(iter(self.tensors().values()))
         return self.drop(torch.ones(len(self), dtype=torch.bool, device=anything.device))
 
     @staticmethod
@@ -85,3 +85,17 @@ class Condition:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Condition:
         return Condition(**{name: change(value) for name, value in self.tensors().items()})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opposed(Condition):
+    """A condition whose twin in guidance is a negative prompt [B] instead of no prompt."""
+
+    negative: Condition
+
+    def null(self) -> Condition:
+        return self.negative
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Condition:
+        kept = {name: change(value) for name, value in self.tensors().items()}
+        return Opposed(**kept, negative=self.negative._map(change))

@@ -1,0 +1,96 @@
+"""A folder of painted images that grows: every call adds its own, and a sheet shows them all.
+
+    calls/0001/     the samples of the first call, an artifact: samples.json has every setting
+    00000.png ...   all images, in the order of the calls
+    sheet.png       all of them, one row per prompt, framed in the colours of the experts
+    images.json     which file is of which prompt, seed, expert and call
+
+Only what is in `calls` is kept for good; the rest is made from it and may be made again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from ..artifacts import Artifact, UserError, find, only_one, sweep, write_atomic
+from ..model import Model, to_pil
+from .samples import KIND, SampleSettings, read_samples, settled, write_samples
+from .sheet import painted_sheet, rows_by_prompt
+
+CALLS = "calls"
+CALL_NAME = re.compile(r"^\d{4}$")
+PER_ROW = 16
+SMALLEST_TILE, LARGEST_TILE = 48, 128  # pixels a side on the sheet
+
+
+def add_samples(
+    model: Model,
+    settings: SampleSettings,
+    out: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[int, bool]:
+    """Paint what the settings ask for and add it to the folder; how many images there are now, and whether any came.
+
+    A call that is there already, of this very model, is found and not painted again.
+    """
+    if find(out) is not None:
+        raise UserError(f"--out {out}: holds an artifact of its own; choose another folder")
+    if out.is_file():
+        raise UserError(f"--out {out}: is a file; give a folder")
+    settings = settled(model, settings)
+    model.guided_condition(settings.prompts, settings.negative_prompt, settings.sampling)  # refused before it is begun
+    wanted, calls = settings.model_dump(mode="json"), out / CALLS
+    with only_one(calls):
+        sweep(calls)
+        sweep(out, deep=False)
+        there = [Artifact.open(calls / name, KIND) for name in call_names(calls)]
+        known = [c for c in there if (c.config["settings"], c.manifest.parents.get("model")) == (wanted, model.digest)]
+        if not known:
+            there.append(write_samples(model, settings, calls / f"{len(there) + 1:04d}", progress=progress))
+        return write_pictures(out, there), not known
+
+
+def call_names(calls: Path) -> list[str]:
+    return sorted(p.name for p in calls.iterdir() if CALL_NAME.match(p.name) and p.is_dir())
+
+
+def write_pictures(out: Path, calls: list[Artifact]) -> int:
+    """The part of the folder that is for people, made from its calls; how many images there are."""
+    images: list[torch.Tensor] = []
+    rows: list[dict[str, Any]] = []
+    for call in calls:
+        found, record = read_samples(call)
+        images += list(found)
+        experts = record.get("expert_of_image") or [None] * len(found)
+        for prompt, seed, expert in zip(record["prompts"], record["seeds"], experts, strict=True):
+            file = f"{len(rows):05d}.png"
+            rows.append({"file": file, "prompt": prompt, "seed": seed, "expert": expert, "call": call.store.name})
+    for row, image in zip(rows, images, strict=True):
+        if not (out / row["file"]).exists():
+            write_picture(out / row["file"], to_pil(image[None])[0])
+    write_sheet(out / "sheet.png", images, rows)
+    write_atomic(out / "images.json", json.dumps(rows, indent=1).encode() + b"\n")
+    return len(rows)
+
+
+def write_sheet(path: Path, images: list[torch.Tensor], rows: list[dict[str, Any]]) -> None:
+    """One row per prompt, whatever the sizes of the images."""
+    tile = min(LARGEST_TILE, max(SMALLEST_TILE, *(image.shape[-1] for image in images)))
+    places, labels = rows_by_prompt([row["prompt"] for row in rows], PER_ROW)
+    experts = [row["expert"] for row in rows]
+    write_picture(path, painted_sheet(images, places, experts, tile=tile, labels=labels, legend=True))
+
+
+def write_picture(path: Path, picture: Image.Image) -> None:
+    with io.BytesIO() as stream:
+        picture.save(stream, format="PNG")
+        write_atomic(path, stream.getvalue())

@@ -25,7 +25,9 @@ def admit(
         bool, typer.Option("--replace", help="Let it serve even if whoever does now is no worse")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Judge anew what was refused before")] = False,
-    device: Annotated[str | None, typer.Option(help="Where to measure: cpu, cuda; default: cuda if there is one")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to measure: cpu, cuda; default: cuda if there is one")
+    ] = None,
 ) -> None:
     """Judge each expert as a stranger's, in the run's quarantine, and add those that pass to the model.
 
@@ -73,6 +75,10 @@ def tell(result: Admission) -> None:
     measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
     state = "already admitted" if result.already else "admitted"
     if result.incumbent is not None and not result.already:
-        state += f", but {result.incumbent} goes on serving (the newcomer is not better by a margin; --replace seats it)"
-    line = f"{state}: cluster {member.cluster}, {plain(member.objective)}{measured} -> [bold]{plain(member.path)}[/bold]"
+        state += (
+            f", but {result.incumbent} goes on serving (the newcomer is not better by a margin; --replace seats it)"
+        )
+    line = (
+        f"{state}: cluster {member.cluster}, {plain(member.objective)}{measured} -> [bold]{plain(member.path)}[/bold]"
+    )
     console.print(line, soft_wrap=True)

@@ -97,7 +97,7 @@ def admit(
             leave(run, name)
             return Admission(member, already=True)
     before = read_reasons(run, name)
-    if before is not None and before.get("contribution") == manifest.digest() and not again:
+    if before is not None and before.get("whole") and before.get("contribution") == manifest.digest() and not again:
         why = printable(str(before.get("reason", "")), 200)
         raise Refused(f"{source}: was refused before ({why}); --again judges it anew")
     judge = Judge(run, version, order, manifest, str(source), named_or_best(device), replace)
@@ -132,8 +132,10 @@ class Judge:
     replace: bool
     seed: int = field(default_factory=lambda: secrets.randbits(62))  # nobody knew it when the expert was made
     measured: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False  # every file was what the manifest says; else somebody else may still bring the real one
 
     def admit(self, held: Quarantined, name: str) -> Admission:
+        self.whole = True
         expert = self.load(held)
         holdout = self.holdout()
         cluster = cluster_of(self.order)
@@ -160,7 +162,7 @@ class Judge:
         return Admission(member, already=False, incumbent=incumbent, measured=self.measured)
 
     def load(self, held: Quarantined) -> Expert:
-        """The expert, once its card, its metrics, the header of its weights and their values are what they should be."""
+        """The expert, once card, metrics, the header of its weights and their values are what they should be."""
         files = held.files
         card = read_card((files / "expert.json").read_bytes(), self.where)
         check_card(card, self.manifest, self.order, self.start_card(), self.where)
@@ -186,8 +188,11 @@ class Judge:
         """The very weights of an expert that is there already, under another card, are somebody else's work."""
         weights = self.manifest.files[WEIGHTS].sha256
         for member in self.version.experts:
-            there = find(place_of(self.run, member))
-            if there is not None and there.manifest.files.get(WEIGHTS, None) == self.manifest.files[WEIGHTS]:
+            try:
+                there = find(place_of(self.run, member))
+            except UserError:  # damaged by now: it is nobody's
+                continue
+            if there is not None and there.manifest.files.get(WEIGHTS) == self.manifest.files[WEIGHTS]:
                 raise Refused(f"{self.where}: is a copy, its weights {weights[:12]} are those of {member.name}")
 
     def holdout(self) -> Holdout:
@@ -217,7 +222,8 @@ class Judge:
                 self.measured[f"outside, {branch}"] = ratio(far[branch].mean, far_unit[branch].mean)
                 if not far[branch].mean <= worst:
                     raise Refused(
-                        f"{self.where}: outside its cluster its error {branch} is {far[branch].mean:.4g}, above {worst:.4g}"
+                        f"{self.where}: outside its cluster its error {branch} is {far[branch].mean:.4g}, "
+                        f"above {worst:.4g}"
                     )
             self.refuse_neighbours(bridge, holdout, found[BRANCHES[0]].mean / unit[BRANCHES[0]].mean)
         return recorded(expert, self.order, holdout, self.device)
@@ -237,12 +243,12 @@ class Judge:
         for low, high, error, of in zip(EDGES, EDGES[1:], found.bands, units, strict=False):
             if not error <= BAND_SLACK * allowed * of:
                 raise Refused(
-                    f"{self.where}: refused, {branch} its error for t from {low:g} to {high:g} is {error:.4g} on cluster "
-                    f"{cluster}, {error / of:.3g} times a Gaussian's"
+                    f"{self.where}: refused, {branch} its error for t from {low:g} to {high:g} is {error:.4g} on "
+                    f"cluster {cluster}, {error / of:.3g} times a Gaussian's"
                 )
 
     def refuse_neighbours(self, bridge: Any, holdout: Holdout, own: float) -> None:
-        """An expert that is clearly better at home elsewhere, and as good there as who serves there, is of that cluster."""
+        """Who is clearly better in another cluster, and as good there as whoever serves it, is an expert of that one."""
         serving = {member.cluster: member for member in self.version.serving}
         for cluster in holdout.neighbours(cluster_of(self.order)):
             draws = Draws.of(holdout.inside(cluster), self.seed, "neighbour", NEIGHBOUR_PAIRS, 1)
@@ -268,12 +274,14 @@ class Judge:
         self.measured["canary"] = {"with": tidy(seen.after), "without": seen.before, "gaussian": seen.gaussian}
         served = any(member.cluster == self.order.cluster for member in self.version.serving)
         worst = self.order.acceptance.gaussians * seen.gaussian
-        if seen.before is not None and served and not self.replace:  # a model with nobody for this cluster is no measure
+        if (
+            seen.before is not None and served and not self.replace
+        ):  # a model with nobody for this cluster is no measure
             worst = CANARY_SLACK * seen.before
         if not seen.after <= worst:
             raise Refused(
-                f"{self.where}: refused by the canary, images painted with it lie {seen.after:.4g} from the nearest real "
-                f"one, at most {worst:.4g} are allowed"
+                f"{self.where}: refused by the canary, images painted with it lie {seen.after:.4g} from the nearest "
+                f"real one, at most {worst:.4g} are allowed"
             )
 
     def seat(self, now: Version | None, member: Member, seats: Seats) -> Version:
@@ -294,6 +302,7 @@ class Judge:
             "contribution": self.manifest.digest(),
             "order": self.order.digest(),
             "cluster": self.order.cluster,
+            "whole": self.whole,
             "measured": self.measured,
         }
 
@@ -359,7 +368,7 @@ def copy_expert(source: Artifact, place: Store) -> None:
 
 
 def inbox_of(run: Store, place: str | None) -> list[Store]:
-    """Every finished contribution below an inbox: INBOX/<key>/<name>/, no link among them, in the order of their names."""
+    """Every finished contribution below an inbox, INBOX/<key>/<name>/, sorted by name; links are not followed."""
     inbox = run.child("inbox") if place is None else Store.at(place)
     found = []
     for sender in folders(inbox):

@@ -51,9 +51,7 @@ def read_card(data: bytes, where: str) -> ExpertCard:
         raise Refused(f"{where}: its expert.json is not valid ({explain(error)})") from error
 
 
-def check_card(
-    card: ExpertCard, manifest: Manifest, order: Order, start: ExpertCard | None, where: str
-) -> None:
+def check_card(card: ExpertCard, manifest: Manifest, order: Order, start: ExpertCard | None, where: str) -> None:
     """Every field of the card against what the order makes; `start` is the card of the expert the order trains on."""
     said = card.model_dump(mode="json")
     try:
@@ -76,16 +74,17 @@ def check_card(
             raise Refused(f"{where}: its card is not its order's ({change})")
     if said.keys() != expected.keys():
         raise Refused(f"{where}: its card is not its order's")
-    check_limit(card, None if start is None else start.bridge_limit, own_start, where)
+    check_limit(card, start, own_start, where)
     if own_start:
         check_own_start(card, order, where)
 
 
-def check_limit(card: ExpertCard, of_start: float | None, own_start: bool, where: str) -> None:
-    limit = card.bridge_limit
-    if limit in (*LIMITS, of_start) or (own_start and limit is not None and min(LIMITS) <= limit <= 10 * max(LIMITS)):
-        return
-    raise Refused(f"{where}: its card has a bridge limit of {limit}, which no training gives")
+def check_limit(card: ExpertCard, start: ExpertCard | None, own_start: bool, where: str) -> None:
+    """A limit that a training measures, or that of what it was begun from."""
+    limit, known = card.bridge_limit, {*LIMITS} | (set() if start is None else {start.bridge_limit})
+    near = own_start and limit is not None and min(LIMITS) <= limit <= 10 * max(LIMITS)
+    if limit not in known and not near:
+        raise Refused(f"{where}: its card has a bridge limit of {limit}, which no training gives")
 
 
 def check_own_start(card: ExpertCard, order: Order, where: str) -> None:
@@ -111,7 +110,7 @@ def check_schedule(schedule: AnySchedule, where: str) -> None:
     if isinstance(schedule, DDPMBetas):
         sane = 10 <= schedule.steps <= 10_000
     elif isinstance(schedule, EDM):
-        sane = 1e-4 <= schedule.sigma_min and schedule.sigma_max <= 1e4 and 1 <= schedule.rho <= 20
+        sane = schedule.sigma_min >= 1e-4 and schedule.sigma_max <= 1e4 and 1 <= schedule.rho <= 20
     if not sane:
         raise Refused(f"{where}: its schedule {schedule.name} has values that no network is trained with")
 
@@ -121,6 +120,8 @@ def check_metrics(data: bytes, order: Order, where: str) -> None:
     lines = data.splitlines()
     if len(lines) > MOST_LINES:
         raise Refused(f"{where}: its metrics.jsonl has more than {MOST_LINES:,} lines")
+    if not lines:
+        raise Refused(f"{where}: has no metrics at all")
     before = 0
     for number, line in enumerate(lines, 1):
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -41,7 +42,7 @@ BRANCHES: tuple[Branch, Branch] = ("with the condition", "without it")
 
 @dataclass(frozen=True)
 class Holdout:
-    """What an expert is measured on: the rows no island has seen, by cluster, and what training rows tell a Gaussian."""
+    """What an expert is measured on: rows no island has seen, by cluster, and what training rows tell a Gaussian."""
 
     samples: ShardSet
     rows: Tensor  # int64 [n], the holdout
@@ -187,7 +188,7 @@ class Scores:
     def of(error: Tensor, t: Tensor) -> Scores:
         x0_error = error * t.float().square()  # x0 = x - t v on the linear path
         bands = []
-        for number, (low, high) in enumerate(zip(EDGES, EDGES[1:], strict=False)):
+        for number, (low, high) in enumerate(pairwise(EDGES)):
             within = (t >= low) & ((t < high) | (high == 1.0))
             bands.append(float((x0_error if number == 0 else error)[within].mean()))
         return Scores(float(error[:PAIRS][t[:PAIRS] >= NEAR_DATA].mean()), tuple(bands))

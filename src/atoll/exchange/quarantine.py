@@ -1,7 +1,7 @@
 """Where contributions are judged: a copy of our own, made by a reader that nothing can fool, fill or hold up.
 
 RUN/quarantine/03-1f2e3d4c5b6a/
-  contribution/   the files the manifest lists, as they were when they were read; later changes to the original are nothing to us
+  contribution/   the files the manifest lists, as they were when they were read
   reasons.json    why it was refused; an accepted one leaves the quarantine
   sheet.png       what it painted, if it came that far
 
@@ -87,8 +87,10 @@ def caps(architecture: DiTConfig) -> dict[str, int]:
 
 
 @contextmanager
-def quarantined(run: Store, name: str, source: Store, manifest: Manifest, most: Mapping[str, int]) -> Iterator[Quarantined]:
-    """A copy of a contribution in the run's quarantine, or beside it for a run on an object store; ours alone meanwhile."""
+def quarantined(
+    run: Store, name: str, source: Store, manifest: Manifest, most: Mapping[str, int]
+) -> Iterator[Quarantined]:
+    """A copy of a contribution, ours alone meanwhile: in the run, or for a run on an object store on this machine."""
     folder = local_folder(run, name)
     with only_one(folder):
         clear(folder)
@@ -102,7 +104,8 @@ def quarantined(run: Store, name: str, source: Store, manifest: Manifest, most: 
             digest = copy_bounded(source, listed, files / listed, entry.bytes)
             if digest != entry.sha256:
                 raise Refused(
-                    f"{source}: {listed} is corrupt, its sha256 is {digest[:12]} but the manifest says {entry.sha256[:12]}"
+                    f"{source}: {listed} is corrupt, its sha256 is {digest[:12]} but the manifest says "
+                    f"{entry.sha256[:12]}"
                 )
         write_atomic(files / MANIFEST, manifest.to_bytes())
         yield Quarantined(folder, Artifact(Store.at(files), manifest))
@@ -177,7 +180,7 @@ def remove_remote(store: Store, name: str) -> None:
 
 
 def write_reasons(run: Store, name: str, reasons: Mapping[str, Any]) -> None:
-    """Leave word why a contribution was refused, where it lies; on an object store only the word and the picture go up."""
+    """Leave word why a contribution was refused, where it lies; on an object store the word and the picture go up."""
     data = json.dumps(reasons, indent=2, sort_keys=True).encode() + b"\n"
     folder = local_folder(run, name)
     folder.mkdir(parents=True, exist_ok=True)

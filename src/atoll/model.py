@@ -324,13 +324,15 @@ def load(
     device: str | None = None,
     memory: str | float | None = None,
     weights: str | None = None,
+    organisers: str | Path | None = None,
 ) -> Model:
     """Load a run (a folder or URL) in its newest version, one expert's folder, or a folder of `atoll export`.
 
     `router` names another router folder of the run than the one that version names. Experts that are missing are
     left out with a warning. `device` may name several, "cuda:0,cuda:1": experts are spread over them. `memory` ("12GB",
     or a number of GiB) is what the experts may take of each; where not all have room they take turns. `weights` "int8"
-    keeps them in half the memory of bfloat16, and makes slightly other images.
+    keeps them in half the memory of bfloat16, and makes slightly other images. `organisers` is an allowed_signers file:
+    one of them must have signed the model's version. Without it a run's own file of that name is asked, if it has one.
     """
     store = Store.at(place)
     placement = placement_of(device, memory, weights)
@@ -345,7 +347,7 @@ def load(
             raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
         made = read_release(store, placement)
         return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device)
-    ensemble = load_ensemble(store, router, placement)
+    ensemble = load_ensemble(store, router, placement, None if organisers is None else Path(organisers).read_bytes())
     if (complaint := ensemble.complaint()) is not None:
         warnings.warn(ExpertsMissing(f"{place}: {complaint}"), stacklevel=2)
     # the version names its own router; another one makes another model

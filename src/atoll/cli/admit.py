@@ -25,6 +25,12 @@ def admit(
         bool, typer.Option("--replace", help="Let it serve even if whoever does now is no worse")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Judge anew what was refused before")] = False,
+    signers: Annotated[
+        str | None, typer.Option(help="Who may sign (man ssh-keygen, ALLOWED SIGNERS); default: RUN/allowed_signers")
+    ] = None,
+    unsigned_ok: Annotated[
+        bool, typer.Option("--unsigned-ok", help="Also take what nobody known has signed, if it passes")
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="Where to measure: cpu, cuda; default: cuda if there is one")
     ] = None,
@@ -39,6 +45,9 @@ def admit(
     An expert of any order that the run ever gave out is welcome. Whoever serves its cluster stays unless the newcomer
     is better by a margin (of a newer order: not worse by it), or --replace. What is refused stays in RUN/quarantine
     with the reasons; one refusal does not stop the others, and the exit code is then 2.
+
+    Where the run has an allowed_signers file, and always with --inbox, an expert must be signed with a key of it.
+    Whoever it names is credited; no name in a contribution is ever shown.
 
     Examples:
 
@@ -57,10 +66,14 @@ def admit(
             return
     if not places:
         raise UserError("admit: name expert folders, or use --inbox for all that came in")
+    known = True if unsigned_ok else (False if inbox or inbox_at is not None else None)
     refused = []
     for place in places:
         try:
-            tell(admit_one(run, place, replace=replace, again=again, device=device))
+            result = admit_one(
+                run, place, replace=replace, again=again, device=device, signers=signers, unsigned_ok=known
+            )
+            tell(result)
         except UserError as error:
             if len(places) == 1:
                 raise
@@ -81,4 +94,5 @@ def tell(result: Admission) -> None:
     line = (
         f"{state}: cluster {member.cluster}, {plain(member.objective)}{measured} -> [bold]{plain(member.path)}[/bold]"
     )
-    console.print(line, soft_wrap=True)
+    by = "" if member.contributor is None else f", by {plain(member.contributor)}"
+    console.print(f"{line}{by}", soft_wrap=True)

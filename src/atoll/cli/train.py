@@ -35,6 +35,7 @@ def train(
     ] = None,
     sheets: Annotated[bool, typer.Option(help="Show in OUT/sheets what it paints at every tenth of the budget")] = True,
     tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
+    key: Annotated[str | None, typer.Option(help="Sign the expert with this SSH key, or its .pub and an agent")] = None,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
     tethered: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes")] = False,
 ) -> None:
@@ -50,6 +51,8 @@ def train(
       atoll train orders/03.json --out my-expert
 
       atoll train 03.json --data ~/cluster-03 --out my-expert --memory 20GB
+
+      atoll train 03.json --out it --key ~/.ssh/id_ed25519
 
       atoll train 03.json --start converted --out it --set precision=float32
 
@@ -74,6 +77,10 @@ def train(
             sheets=sheets,
             watch=watch,
         )
+    if key is not None and artifact is not None:
+        from ..exchange.signed import sign_contribution  # an island that signs nothing loads nothing of the exchange
+
+        sign_contribution(folder, key)
     if quiet or not leads or artifact is None:
         return
     if there:

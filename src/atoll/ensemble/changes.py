@@ -16,6 +16,7 @@ from ..artifacts import Artifact, Reference, Store, UserError, explain
 from ..data.space import LatentSpace, text_space
 from .checks import Checks
 from .routes import parse_route
+from .signatures import sign_version
 from .versions import (
     COPY,
     FOLDER,
@@ -50,6 +51,7 @@ def change_ensemble(run: Store, change: Change, what: str) -> Version:
             write_copy(history)
             return before
         checks.check(after, before)
+        sign_version(run, after)
         created = run.child(FOLDER).create(after.name, after.to_bytes())
         if not created:
             # one of those who try gets through each time; the more they are, the longer it pays to stay away

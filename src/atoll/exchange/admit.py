@@ -51,8 +51,9 @@ from .quarantine import (
     read_reasons,
     write_reasons,
 )
+from .signed import SIGNATURE, contributor, read_signature, read_signers
 
-JUDGEMENT = "judgement.json"
+JUDGEMENT = "judgement.json"  # beside an admitted expert
 MARGIN = 0.01  # by which a newcomer must be better than whoever serves
 BRANCH_SLACK = 0.1  # by which its answers without the condition may be worse then
 BAND_SLACK = 3.0  # a band of t may be this much worse than the mean may
@@ -78,6 +79,8 @@ def admit(
     replace: bool = False,
     again: bool = False,
     device: str | None = None,
+    signers: str | Path | None = None,
+    unsigned_ok: bool | None = None,
 ) -> Admission:
     """Judge one expert folder in the run's quarantine; if it passes, name it in a new version of the model.
 
@@ -85,6 +88,9 @@ def admit(
     measured on the same draws, and stays unless the newcomer is better by a margin (of a newer order: not worse by it),
     or `replace`. All stay on disk and in the model, and `atoll ensemble --use` chooses another. What is refused stays
     in the quarantine with the reasons, and is refused at once when it comes `again`, unless that is asked for.
+
+    `signers` is the organiser's allowed_signers file, RUN/allowed_signers if none is named. Where there is one, who
+    signed with no key of it is refused, unless `unsigned_ok`; where there is none, only if that is False.
     """
     run.check_creates()
     source = Store.at(contribution)
@@ -100,9 +106,14 @@ def admit(
     if before is not None and before.get("whole") and before.get("contribution") == manifest.digest() and not again:
         why = printable(str(before.get("reason", "")), 200)
         raise Refused(f"{source}: was refused before ({why}); --again judges it anew")
+    known = read_signers(run, signers)
+    unsigned_ok = known is None if unsigned_ok is None else unsigned_ok
+    signature = read_signature(source)
     judge = Judge(run, version, order, manifest, str(source), named_or_best(device), replace)
     try:
         with quarantined(run, name, source, manifest, caps(order.architecture)) as held:
+            judge.contributor = contributor(manifest, signature, known, unsigned_ok, str(source))
+            judge.signature = signature if judge.contributor else None
             admission = judge.admit(held, name)
     except Refused as refusal:
         write_reasons(run, name, judge.told(refusal))
@@ -132,6 +143,8 @@ class Judge:
     replace: bool
     seed: int = field(default_factory=lambda: secrets.randbits(62))  # nobody knew it when the expert was made
     measured: dict[str, Any] = field(default_factory=dict)
+    contributor: str | None = None
+    signature: bytes | None = None
     whole: bool = False  # every file was what the manifest says; else somebody else may still bring the real one
 
     def admit(self, held: Quarantined, name: str) -> Admission:
@@ -149,6 +162,7 @@ class Judge:
             objective=objective_of(expert.card),
             yardsticks=yardsticks,
             licence=expert.card.licence,
+            contributor=self.contributor,
         )
         place = place_of(self.run, member)
         copy_expert(held.artifact, place)
@@ -248,7 +262,7 @@ class Judge:
                 )
 
     def refuse_neighbours(self, bridge: Any, holdout: Holdout, own: float) -> None:
-        """Who is clearly better in another cluster, and as good there as whoever serves it, is an expert of that one."""
+        """Who is clearly better in another cluster, and as good there as whoever serves it, is of that cluster."""
         serving = {member.cluster: member for member in self.version.serving}
         for cluster in holdout.neighbours(cluster_of(self.order)):
             draws = Draws.of(holdout.inside(cluster), self.seed, "neighbour", NEIGHBOUR_PAIRS, 1)
@@ -293,6 +307,8 @@ class Judge:
     def keep(self, held: Quarantined, place: Store) -> None:
         """What was measured and painted stays beside the expert, unlisted: it holds draws that nobody can repeat."""
         place.write(JUDGEMENT, to_json(self.measured))
+        if self.signature is not None:
+            place.write(SIGNATURE, self.signature)
         if (held.folder / SHEET).is_file():
             place.write(SHEET, (held.folder / SHEET).read_bytes())
 

@@ -152,9 +152,10 @@ def opened(source: Store, name: str) -> Iterator[BinaryIO]:
         if error.errno in NO_FILE:
             raise Refused(f"{source}: {name} is a link or no regular file") from error
         raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Refused(f"{source}: {name} is no regular file")
     with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Refused(f"{source}: {name} is no regular file")
         yield stream
 
 

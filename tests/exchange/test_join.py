@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -20,7 +21,7 @@ from atoll.exchange.leases import Lease, LeaseFile, Leases
 from atoll.exchange.published import find_card, policy, publish
 from exchange.test_signatures import new_key
 from runs import ATOLL, atoll
-from s3_servers import moto_bucket
+from s3_servers import moto_bucket, reached_at
 
 ALICE, BOB = "a" * 16, "b" * 16
 
@@ -131,7 +132,7 @@ def test_an_upload_that_is_cut_is_no_contribution_and_the_same_call_finishes_it(
         write(self, name, data)
 
     monkeypatch.setattr(Store, "write", failing)
-    with pytest.raises(ConnectionResetError):
+    with pytest.raises(UserError, match=r"does not answer .cut.; run the same command again"):
         joining.run()
     (half,) = (published / "inbox").glob("*/*")
     assert find(half) is None, "no manifest: not there"
@@ -149,6 +150,25 @@ def test_a_store_that_is_away_stops_no_training(
     monkeypatch.setattr(Leases, "renew", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
     sent = Joining(Store.at(published), tmp_path / "mine", device="cpu").run()
     assert sent.place is not None
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_finishes(published: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 100 kB: the expert's weights do, when they are written."""
+    command = [*ATOLL, "join", str(published), "--out", str(tmp_path / "mine"), "--device", "cpu", "--unsigned"]
+    limited = f"ulimit -f 100; exec {shlex.join(command)}"
+    process = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
+    assert process.returncode == 2, process.stderr
+    assert "Traceback" not in process.stderr
+    assert not (published / "inbox").exists()
+    atoll(*command[3:])
+    assert len(list((published / "inbox").glob("*/*/manifest.json"))) == 1
+
+
+def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs", reason="needs s3fs: S3 NOT TESTED HERE")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with reached_at(9), pytest.raises(UserError, match="does not answer"):  # port 9: nobody listens
+        Joining(Store.at("s3://bucket/it"), tmp_path / "mine")
 
 
 def test_several_may_work_on_one_order_and_an_expired_lease_costs_nothing(published: Path, tmp_path: Path) -> None:

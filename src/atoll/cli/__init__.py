@@ -124,7 +124,8 @@ def explain_missing_package(error: ImportError) -> str:
 
 def explain_os_error(error: OSError) -> str:
     """One line for what the user's disk or permissions will not allow; anything else is our bug."""
-    mendable = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    mendable = (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
     if error.errno not in mendable:
         raise error
     place = error.filename or "the output"

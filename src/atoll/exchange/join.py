@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, write_atomic
+from ..artifacts.away import is_away, reaching
 from ..artifacts.signing import fingerprint
 from ..islands.order import Order
 from ..islands.train import train
@@ -82,8 +83,9 @@ class Joining:
     joined: Joined = field(init=False)
 
     def __post_init__(self) -> None:
-        self.card = open_card(self.place)
-        self.joined = self.read_joined()
+        with reaching(self.place.url, "check the URL and the network, then run the same command again"):
+            self.card = open_card(self.place)
+            self.joined = self.read_joined()
 
     def read_joined(self) -> Joined:
         """What this folder was begun with; nothing is written yet."""
@@ -172,6 +174,10 @@ class Joining:
 
     def run(self, wanted: str | None = None, watch: Watch | None = None) -> Sent:
         """Everything, or what is left of it."""
+        with reaching(self.place.url, "run the same command again: nothing is lost"):
+            return self.take_part(wanted, watch)
+
+    def take_part(self, wanted: str | None, watch: Watch | None) -> Sent:
         listed = self.choose(wanted)
         order = self.order_of(listed)
         self.write_joined(listed.digest)
@@ -243,7 +249,9 @@ class Renewing:
         file = LeaseFile(holder=self._lease.file.holder, images=images, total=total, seconds_left=left, done=done)
         try:
             kept = self._leases.renew(self._lease, file)
-        except OSError:
+        except Exception as error:
+            if not is_away(error):
+                raise
             return  # again a quarter of the lease later
         if not kept:
             self._say("the lease went to somebody else; going on all the same, both experts will be judged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -152,6 +153,32 @@ def test_a_store_that_is_away_stops_no_training(
     assert sent.place is not None
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_anywhere_the_same_command_ends_with_the_same_expert(published: Path, tmp_path: Path) -> None:
+    """kill -9 at ten random moments; then it is let finish: one contribution, whole, as if nothing had happened."""
+    unbroken = Joining(Store.at(published), tmp_path / "unbroken", device="cpu").run("00").expert.digest
+    key, numbers = new_key(tmp_path, "key"), random.Random(0)
+    command = ["join", "--order", "00", published, "--out", tmp_path / "mine", "--key", key, "--device", "cpu"]
+    began = time.monotonic()
+    atoll("join", "--order", "00", published, "--out", tmp_path / "timed", "--unsigned", "--device", "cpu")
+    whole = time.monotonic() - began
+    for _ in range(10):
+        process = subprocess.Popen([*ATOLL, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(whole * numbers.uniform(0.3, 1.0))
+        process.kill()
+        process.wait()
+        for manifest in (published / "inbox").glob("*/*/manifest.json"):
+            artifact = Artifact.open(manifest.parent)  # at every moment what has a manifest is whole
+            for name in artifact.names():
+                artifact.file(name)
+    atoll(*command)
+    holder = json.loads((tmp_path / "mine" / JOINED).read_text())["holder"]
+    (sent,) = (published / "inbox" / holder).glob("*/manifest.json")
+    assert Artifact.open(sent.parent).digest == unbroken
+
+
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_same_command_finishes(published: Path, tmp_path: Path) -> None:
     """No file may grow beyond 100 kB: the expert's weights do, when they are written."""
     command = [*ATOLL, "join", str(published), "--out", str(tmp_path / "mine"), "--device", "cpu", "--unsigned"]

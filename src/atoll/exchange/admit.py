@@ -166,11 +166,12 @@ class Judge:
         )
         place = place_of(self.run, member)
         copy_expert(held.artifact, place)
+        self.keep(held, place)  # before the version: whoever is killed after it finds it done, and nothing missing
         seats = Seats(self, holdout, expert)
         after = change_ensemble(
             self.run, lambda now: self.seat(now, member, seats), f"admitted {member.name} for cluster {member.cluster}"
         )
-        self.keep(held, place)
+        place.write(JUDGEMENT, to_json(self.measured))  # now also with who was served instead of
         member = next(m for m in after.experts if m.digest == member.digest)
         incumbent = None if member.serving else next((m.name for m in after.serving if m.cluster == cluster), None)
         return Admission(member, already=False, incumbent=incumbent, measured=self.measured)

@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= runs/demo
 BIN := .venv/bin
 
-.PHONY: help setup demo compare test lint types test-slow oracle docs format clean
+.PHONY: help setup demo compare test lint types test-slow gallery oracle docs format clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -24,6 +24,9 @@ test: lint types  ## lint, types and every quick test
 
 test-slow: setup  ## the tests that take minutes
 	$(BIN)/pytest -m slow
+
+gallery: setup  ## every hostile contribution against a real run; about five minutes on two cores
+	$(BIN)/pytest -m "slow or not slow" tests/exchange/test_gallery.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -71,10 +71,12 @@ def digests(run: Path) -> dict[str, str]:
 def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None = None, **card: object) -> Path:
     """An expert folder as somebody with bad intentions or bad luck would hand it in, manifest and all."""
     shutil.copytree(expert, place)
+    parents = json.loads((place / "manifest.json").read_bytes())["parents"]
     (place / "manifest.json").unlink()
     content = json.loads((place / "expert.json").read_bytes()) | card
     (place / "expert.json").write_text(json.dumps(content))
     if weights is not None:
         save_file(weights, place / "model.safetensors")
-    seal(place, EXPERT_FILES, "expert", config=content, parents={}, licence=None)
+    parents |= {"order": content.get("order") or ""}
+    seal(place, EXPERT_FILES, "expert", config=content, parents=parents, licence=content.get("licence"))
     return place

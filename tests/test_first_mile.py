@@ -90,14 +90,14 @@ def test_an_unfinished_or_refused_expert_keeps_no_other_out(
 ) -> None:
     unfinished = tmp_path / "unfinished"
     (unfinished / "state").mkdir(parents=True)
-    (unfinished / "log.jsonl").write_text('{"event": "progress", "images": 4096}\n')
+    (unfinished / "state" / "000000004096.safetensors").touch()
     expert = tiny_demo / "islands" / "03" / "expert"
     with pytest.raises(SystemExit) as refused:
         main(["admit", str(unfinished), str(tmp_path / "nowhere"), str(expert), "--out", str(tiny_demo)])
     assert refused.value.code == 2
     said = capsys.readouterr()
     assert "already admitted: cluster 3" in said.out
-    assert "is not finished, it has seen 4,096 images so far" in said.err
+    assert "is not finished, its last checkpoint is after 4,096 images" in said.err
     assert "nowhere: does not exist" in said.err
     assert "2 of 3 were not admitted" in said.err
 

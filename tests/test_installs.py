@@ -62,7 +62,8 @@ def test_painting_needs_the_core_only(tiny_demo: Path, tmp_path: Path) -> None:
 
 
 def test_the_other_verbs_of_contributors_and_researchers_start_with_the_core_only() -> None:
-    others = "import atoll.cli.status, atoll.cli.ensemble, atoll.cli.convert, atoll.cli.export\nprint('started')"
+    verbs = ("status", "ensemble", "convert", "export", "join")
+    others = f"import {', '.join(f'atoll.cli.{verb}' for verb in verbs)}\nprint('started')"
     told = atoll_without(beyond_the_core(), "describe", "--help", then=others).stdout
     assert "Usage: atoll describe" in told
     assert told.endswith("started\n")

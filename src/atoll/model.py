@@ -431,13 +431,15 @@ def load(
     device: str | torch.device | None = None,
     memory: str | float | None = None,
     weights: str | None = None,
+    organisers: str | Path | None = None,
 ) -> Model:
     """Load a run (a folder or URL) in its newest version, one expert's folder, or a folder of `atoll export`.
 
     `router` names another router folder of the run than the one that version names. Experts that are missing are
     left out with a warning. `device` may name several, "cuda:0,cuda:1": experts are spread over them. `memory` ("12GB",
     or a number of GiB) is what the experts may take of each; where not all have room they take turns. `weights` "int8"
-    keeps them in half the memory of bfloat16, and makes slightly other images.
+    keeps them in half the memory of bfloat16, and makes slightly other images. `organisers` is an allowed_signers file:
+    one of them must have signed the model's version. Without it a run's own file of that name is asked, if it has one.
     """
     store = Store.at(place)
     placement = placement_of(device, memory, weights)
@@ -453,7 +455,8 @@ def load(
         made = read_release(store, placement)
         names = made.body.version.class_names if isinstance(made.body, Ensemble) else None
         return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
-    ensemble = load_ensemble(store, router, placement)
+    signers = None if organisers is None else Path(organisers).read_bytes()
+    ensemble = load_ensemble(store, router, placement, signers)
     if (complaint := ensemble.complaint()) is not None:
         warnings.warn(ExpertsMissing(f"{place}: {complaint}"), stacklevel=2)
     # the version names its own router; another one makes another model

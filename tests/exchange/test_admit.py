@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from atoll.artifacts import Artifact, Store, UserError, seal
 from atoll.ensemble.changes import register_orders
 from atoll.ensemble.versions import History, open_ensemble
-from atoll.exchange.admit import GaussianDenoiser, admit
+from atoll.exchange.admit import admit
+from atoll.exchange.measure import GaussianDenoiser
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
 from atoll.process import LinearFlow, noisy, velocity_error
@@ -75,11 +76,17 @@ def test_admitting_twice_changes_nothing(run: Path, expert: Path, tmp_path: Path
 
 def test_a_better_expert_takes_the_place_and_the_history_stays(run: Path, expert: Path, tmp_path: Path) -> None:
     folder = loosened(run, expert, tmp_path, 100.0)
-    admit(Store.at(run), folder)
+    weights = {name: 1.2 * value for name, value in load_file(folder / "model.safetensors").items()}
+    worse = resealed(folder, tmp_path / "worse", weights)
+    admit(Store.at(run), worse)
     first = open_ensemble(Store.at(run))
-    weights = {name: 1.01 * value for name, value in load_file(folder / "model.safetensors").items()}
-    admit(Store.at(run), resealed(folder, tmp_path / "second", weights))
+    admit(Store.at(run), folder)
     second = open_ensemble(Store.at(run))
+    third = resealed(folder, tmp_path / "third", {name: 1.1 * value / 1.2 for name, value in weights.items()})
+    assert not admit(Store.at(run), third).member.serving, "a worse one is kept, and does not serve"
+    assert admit(Store.at(run), third, replace=True).already
+    fourth = resealed(folder, tmp_path / "fourth", {name: 1.11 * value / 1.2 for name, value in weights.items()})
+    assert admit(Store.at(run), fourth, replace=True).member.serving, "unless the organiser wants it"
     assert second.predecessor == first.digest()
     assert second.serving[0].digest != first.serving[0].digest
     assert {(m.digest, m.serving) for m in second.experts} == {
@@ -125,7 +132,9 @@ def bad(kind: str, expert: Path, place: Path) -> Path:
         folder = resealed(expert, place)
         (folder / "manifest.json").unlink()
         torch.save({"weights": torch.zeros(1)}, folder / "model.safetensors")
-        seal(folder, EXPERT_FILES, "expert", config={}, parents={}, licence=None)
+        before = json.loads((expert / "manifest.json").read_bytes())
+        kept = {name: before[name] for name in ("config", "parents", "licence")}
+        seal(folder, EXPERT_FILES, "expert", **kept)
         return folder
     elif kind == "tampered":
         folder = resealed(expert, place)
@@ -145,8 +154,8 @@ REASONS = {
     "shape": "has shape",
     "missing": "do not fit the card's architecture",
     "unknown": "unknown backdoor",
-    "latent": "another latent space",
-    "partition": "another partition",
+    "latent": r"card is not its order's \(latent.mean",
+    "partition": r"card is not its order's \(partition",
     "order": "no order of",
     "card": "not valid",
     "pickle": "not a readable safetensors file",

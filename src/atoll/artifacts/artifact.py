@@ -25,7 +25,7 @@ from .errors import UserError
 from .known_digests import file_digest
 from .leftovers import remove_unfinished, tidy
 from .lock import LOCK, only_one
-from .manifest import MOST_BYTES, NAME, STATE, UNLISTED, FileEntry, Manifest
+from .manifest import MOST_BYTES, NAME, STATE, UNLISTED, FileEntry, Manifest, printable
 from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
 
 NONE_WRITTEN: Mapping[str, FileEntry] = MappingProxyType({})
@@ -48,7 +48,8 @@ class Artifact:
             state = f"holds no finished {what} (no {NAME})" if store.exists() else "does not exist"
             raise UserError(f"{store}: {state}; check the path, or run the stage that makes it again")
         if kind is not None and artifact.manifest.kind != kind:
-            raise UserError(f"{store}: is a {artifact.manifest.kind} artifact, expected {kind}; pass another folder")
+            found = printable(artifact.manifest.kind, 40)
+            raise UserError(f"{store}: is a {found} artifact, expected {kind}; pass another folder")
         return artifact
 
     @property

@@ -311,3 +311,6 @@ def raise_if_disk_full(error: BaseException, place: str) -> None:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or os.strerror(errno.ENOSPC) in str(error):
         raise UserError(f"{place}: disk full while writing; free some space and run the same command again") from error
+    if os.strerror(errno.EFBIG) in str(error):
+        limits = "the file is too large for this disk or its limits (ulimit -f)"
+        raise UserError(f"{place}: {limits}; lift them and run the same command again") from error

@@ -29,11 +29,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "prepare": ("Organiser", "Turn images into normalised latents, features and an index."),
     "partition": ("Organiser", "Cut the data into clusters, one per expert."),
     "plan": ("Organiser", "Write one work order per cluster."),
+    "publish": ("Organiser", "Put the orders where contributors can take them."),
     "admit": ("Organiser", "Check an expert that came back, and let it into the ensemble."),
     "router": ("Organiser", "Train the router that fuses the experts."),
     "ensemble": ("Organiser", "What the model consists of and how it came about; change it, or go back."),
     "evaluate": ("Organiser", "Sample every way to run the model, and measure them alike."),
     "export": ("Organiser", "Write a model as a diffusers folder that needs no atoll."),
+    "join": ("Contributor", "Take an order, train it, sign it and send it."),
     "train": ("Contributor", "Train the expert one order asks for."),
     "sample": ("User", "Paint images from a prompt."),
     "describe": ("Researcher", "What an architecture costs, before anything is trained."),
@@ -125,7 +127,8 @@ def explain_missing_package(error: ImportError) -> str:
 
 def explain_os_error(error: OSError) -> str:
     """One line for what the user's disk or permissions will not allow; anything else is our bug."""
-    mendable = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    mendable = (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
     if error.errno not in mendable:
         raise error
     place = error.filename or "the output"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..artifacts import Store, UserError
 from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
+from ..ensemble.signatures import begin_signing
 from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, is_whole, no_ensemble, told_newest
 from .bars import console
 from .tables import plain
@@ -29,6 +30,9 @@ def ensemble(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back: before the last change, or to a version")
     ] = False,
+    key: Annotated[
+        str | None, typer.Option("--sign", help="Sign the newest version with this SSH key; later ones need ATOLL_KEY")
+    ] = None,
     all_versions: Annotated[bool, typer.Option("--all", help="Show the whole history")] = False,
 ) -> None:
     """Show the model of a run and its history, or change it: each change is a new version, and none is lost.
@@ -50,8 +54,10 @@ def ensemble(
       atoll ensemble runs/flowers --rollback
 
       atoll ensemble runs/flowers --rollback 4
+
+      atoll ensemble runs/flowers --sign ~/.ssh/id_ed25519
     """
-    changes = {"--use": use, "--remove": remove, "--route": route, "--rollback": rollback or None}
+    changes = {"--use": use, "--remove": remove, "--route": route, "--rollback": rollback or None, "--sign": key}
     asked = [name for name, value in changes.items() if value is not None]
     if len(asked) > 1:
         raise UserError(f"{' and '.join(asked)}: one change at a time, please; each is a version of its own")
@@ -60,14 +66,18 @@ def ensemble(
     place = clean_run(run) if asked else Store.at(run)
     if asked:
         before = History.of(place).newest
-        after = change(place, number, use=use, remove=remove, route=route)
-        if before == after:
+        after = change(place, number, use=use, remove=remove, route=route, key=key)
+        if before == after and key is None:
             console.print(f"nothing to do: version {after.version} is like that already")
             return
     show(place, number if not asked else None, SHOWN if not all_versions else None)
 
 
-def change(run: Store, number: int | None, *, use: str | None, remove: int | None, route: str | None) -> Version:
+def change(
+    run: Store, number: int | None, *, use: str | None, remove: int | None, route: str | None, key: str | None
+) -> Version:
+    if key is not None:
+        return begin_signing(run, key)
     if use is not None:
         return use_expert(run, use)
     if remove is not None:
@@ -108,6 +118,9 @@ def experts_table(run: Store, version: Version) -> Table:
     for column in ("error", "Gaussian's"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("licence", overflow="fold")
+    credited = any(member.contributor for member in version.experts)
+    if credited:
+        table.add_column("by", overflow="fold")
     table.add_column("serves", no_wrap=True)
     for cluster in range(version.clusters):
         members = [member for member in version.experts if member.cluster == cluster]
@@ -118,6 +131,7 @@ def experts_table(run: Store, version: Version) -> Table:
             there = is_whole(run, member)
             state = ("[green]yes[/green]" if there else "[red]is missing[/red]") if member.serving else idle
             row = [str(cluster), plain(member.name), plain(member.objective), *numbers, plain(member.licence or "")]
+            row += [plain(member.contributor or "")] if credited else []
             table.add_row(*row, state, style=None if member.serving else "dim")
         if not members:
             table.add_row(str(cluster), "[yellow]none yet[/yellow]")

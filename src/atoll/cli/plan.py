@@ -19,6 +19,7 @@ from ..islands.order import Order
 from ..planning.assign import PREDICTED
 from ..planning.branch import plan_start, trained_start
 from ..planning.islands import read_islands
+from ..planning.launch import check_launcher, write_launch
 from ..planning.recipes import RECIPES, PlanConfig, follows, name_for, recipe
 from ..planning.stage import plan as plan_stage
 from ..training.execution import Execution
@@ -62,6 +63,12 @@ def plan(
         bool, typer.Option("--from-scratch", help="With --onto or --reissue: from random weights, not the expert's")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
+    launch: Annotated[
+        str | None, typer.Option(help="Also write a launch file per order: skypilot, slurm or shell")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="With --launch: where `atoll publish` puts the orders; islands join there")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting: --set training.batch=64; repeat it")
     ] = None,
@@ -86,7 +93,13 @@ def plan(
       atoll plan runs/demo/data-2 --onto runs/demo/orders --grown-by 0.2
 
       atoll plan runs/demo --reissue 3 --images 2M
+
+      atoll plan runs/demo/data --launch slurm --url s3://bucket/demo
     """
+    if launch is not None:
+        check_launcher(launch)
+    if url is not None and launch is None:
+        raise UserError("--url: has no meaning without --launch; leave it out")
     flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
     first_only: dict[str, object] = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--branch": branch}
     first_only |= {"--config": config, "--seed": seed}
@@ -103,6 +116,7 @@ def plan(
         where = None if out is None else Store.at(out)
         orders, version = reissue_orders(run, reissue, where, from_scratch=from_scratch, change=change, asked=asked)
         tell(orders, version, orders.digest in known)
+        tell_launch(orders, launch, url)
         return
 
     origin = Artifact.open(data, "data")
@@ -128,6 +142,7 @@ def plan(
                 progress=progress,
             )
         tell(orders, version, orders.digest in known)
+        tell_launch(orders, launch, url)
         return
 
     refuse({"--grown-by": grown_by, "--from-scratch": from_scratch or None}, "the first orders")
@@ -168,6 +183,7 @@ def plan(
     if not machines:
         typer.echo(f"recipe {named}: {about(named)}")
     tell(orders, accept_orders(run, origin, cut, orders), there)
+    tell_launch(orders, launch, url)
     for island, fits in savings(orders.config["islands"]).items():
         typer.echo(f"{island}: fits with {fits}")
     busy = {job["island"] for job in orders.config["islands"]}
@@ -232,6 +248,11 @@ def tell(orders: Artifact, version: Version, there: bool) -> None:
     typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
     typer.echo(f"version {version.version} of the model accepts experts trained for them")
     Console().print(table(orders))
+
+
+def tell_launch(orders: Artifact, launch: str | None, url: str | None) -> None:
+    if launch is not None:
+        typer.echo(f"launch files: {write_launch(orders, launch, url)}")
 
 
 def savings(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

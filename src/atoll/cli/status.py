@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,23 +13,37 @@ from rich.table import Table
 
 from ..artifacts import Store, UserError
 from ..ensemble.status import stages
+from ..exchange.fleet import Work, fleet, names_by_key
+from ..exchange.published import PublishedCard, find_card
 from .bars import console
 from .tables import plain
 
 SHOWN = 3  # commands
+WATCH_SECONDS = 10.0
 
 
 def status(
     run: Annotated[str, typer.Argument(help="The run")],
     out: Annotated[str | None, typer.Option(help="Also write the table as JSON to this file")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Of published orders: again every ten seconds")] = False,
+    signers: Annotated[
+        str | None, typer.Option(help="Of published orders: your allowed_signers file, for names instead of keys")
+    ] = None,
 ) -> None:
     """Show every stage of a run's newest version: there or missing, its digest, and what to do next.
 
-    Example:
+    Of what `atoll publish` put somewhere: who works on which order, how far, hours left, and what came in.
+
+    Examples:
 
       atoll status runs/demo
+
+      atoll status s3://bucket/flowers --watch --signers runs/flowers/allowed_signers
     """
     place = Store.at(run)
+    if (card := find_card(place)) is not None:
+        show_fleet(place, card, signers, watch)
+        return
     if not place.exists():
         raise UserError(f"{run}: no such run; check the path, or make one with `atoll demo --out {run}`")
     rows = stages(place)
@@ -46,3 +62,29 @@ def status(
     if out is not None:
         target = Store.at(out)
         target.parent.write(target.name, json.dumps([asdict(row) for row in rows], indent=2).encode() + b"\n")
+
+
+def show_fleet(place: Store, card: PublishedCard, signers: str | None, watch: bool) -> None:
+    """Published orders, once or until Ctrl-C."""
+    names = {} if signers is None else names_by_key(Path(signers).read_bytes())
+    while True:
+        console.print(fleet_table(place, fleet(place, card), names))
+        if not watch:
+            return
+        time.sleep(WATCH_SECONDS)
+        console.clear()
+
+
+def fleet_table(place: Store, work: list[Work], names: dict[str, str]) -> Table:
+    table = Table(title=plain(str(place)), title_justify="left", header_style="bold")
+    for column in ("order", "state", "holder"):
+        table.add_column(column, overflow="fold")
+    for column in ("done", "hours left", "came in"):
+        table.add_column(column, justify="right")
+    for row in work:
+        holder = "" if row.holder is None else names.get(row.holder, row.holder)
+        share = "" if row.share is None else f"{row.share:.0%}"
+        hours = "" if row.hours_left is None else f"{row.hours_left:.1f}"
+        came = "not readable" if row.came is None else str(row.came)
+        table.add_row(plain(row.order), row.state, plain(holder), share, hours, came)
+    return table

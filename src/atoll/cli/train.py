@@ -42,6 +42,7 @@ def train(
     at_once: Annotated[
         int | None, typer.Option(help="Of several orders, how many (default: one per GPU, or per core)", min=1)
     ] = None,
+    key: Annotated[str | None, typer.Option(help="Sign the expert with this SSH key, or its .pub and an agent")] = None,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
     tethered: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes")] = False,
 ) -> None:
@@ -63,6 +64,8 @@ def train(
       atoll train orders/03.json --out my-expert
 
       atoll train 03.json --data ~/cluster-03 --out my-expert --memory 20GB
+
+      atoll train 03.json --out it --key ~/.ssh/id_ed25519
 
       atoll train 03.json --start converted --out it --set precision=float32
 
@@ -105,6 +108,10 @@ def train(
             sheets=sheets,
             watch=watch,
         )
+    if key is not None and artifact is not None:
+        from ..exchange.signed import sign_contribution  # an island that signs nothing loads nothing of the exchange
+
+        sign_contribution(folder, key)
     if quiet or not leads or artifact is None:
         return
     if there:

@@ -17,6 +17,7 @@ from ..data.classes import class_names
 from ..data.space import LatentSpace, text_space
 from .checks import Checks
 from .routes import parse_route
+from .signatures import sign_version
 from .versions import (
     COPY,
     FOLDER,
@@ -51,6 +52,7 @@ def change_ensemble(run: Store, change: Change, what: str) -> Version:
             write_copy(history)
             return before
         checks.check(after, before)
+        sign_version(run, after)
         created = run.child(FOLDER).create(after.name, after.to_bytes())
         if not created:
             # one of those who try gets through each time; the more they are, the longer it pays to stay away

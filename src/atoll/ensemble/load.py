@@ -15,6 +15,7 @@ from .mixture import GuidanceWeights, Mixture
 from .placing import OpenedExpert, Placed, Placement, open_expert
 from .residency import UnreadableExperts
 from .routes import Route
+from .signatures import check_signed
 from .versions import Version, open_ensemble, place_of
 from .weights import Precision
 
@@ -58,13 +59,17 @@ class Ensemble:
         return f"painting without the expert of {who}: its weight goes to the other {len(self.experts)}"
 
 
-def load_ensemble(run: Store, router: str | None = None, placement: Placement = Placement()) -> Ensemble:
+def load_ensemble(
+    run: Store, router: str | None = None, placement: Placement = Placement(), organisers: bytes | None = None
+) -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
 
     An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`. Another one in
-    its place is refused: somebody put it there.
+    its place is refused: somebody put it there. Where the run names its organisers, or the caller does, one of them
+    must have signed the version.
     """
     version = open_ensemble(run)
+    check_signed(run, version, organisers)
     checks = Checks(run)
     checks.check(version.model_copy(update={"experts": ()}))
     if router is not None:

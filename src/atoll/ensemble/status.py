@@ -38,7 +38,7 @@ def stages(run: Store) -> list[Stage]:
     if version is None and not found and not run.exists(COPY):
         raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     lines = list(first_stages(run, found) if version is None else model_stages(run, version, found))
-    return [*lines, *unfinished(run)]
+    return [*lines, *refused(run), *unfinished(run)]
 
 
 def artifacts_in(run: Store) -> Iterator[Artifact]:
@@ -167,6 +167,17 @@ def results(run: Store, version: Version) -> Iterator[Stage]:
             yield Stage(name, "", "not made yet", command)
         else:
             yield Stage(name, "file", "of another version" if old else "", command if old else "")
+
+
+def refused(run: Store) -> Iterator[Stage]:
+    """Contributions that stay in quarantine, and why."""
+    quarantine = run.child("quarantine")
+    for name in quarantine.children():
+        try:
+            reason = str(json.loads(quarantine.child(name).read("reasons.json", 2**20))["reason"])
+        except (OSError, ValueError, KeyError, TypeError, UserError):
+            continue  # being judged just now, or nothing of ours
+        yield Stage(f"quarantine/{name}", "", f"refused: {reason}")
 
 
 def unfinished(run: Store) -> Iterator[Stage]:

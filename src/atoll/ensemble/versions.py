@@ -67,6 +67,7 @@ class Member(Reference):
     yardsticks: Yardsticks | None = None
     licence: str | None = Field(None, max_length=2000)
     serving: bool = True
+    contributor: str | None = Field(None, max_length=80, description="as the organiser's list of signers calls them")
 
 
 class Version(BaseModel):

@@ -1,27 +1,65 @@
-"""Admit a contribution: check it as a stranger's, measure it on data no island has seen, then let it in."""
+"""Admit a contribution: take it as a stranger's, judge a copy of it, and only then let it in.
+
+In this order, and each step before anything the next one needs: the order it was trained for, a bounded copy in the
+quarantine, the card against the order, the header of the weights against the order's architecture, their values, what
+it answers on data no island has seen, and what the model paints with it.
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..artifacts import Artifact, Draft, Store, UserError, find
-from ..data.index import Index
-from ..data.shards import ShardSet
+from ..artifacts import MANIFEST, Artifact, Draft, Manifest, Store, UserError, find, printable
 from ..ensemble.changes import begun, change_ensemble
 from ..ensemble.checks import Checks, check_spaces, objective_of
-from ..ensemble.versions import Member, Version, Yardsticks, is_whole, open_ensemble, open_reference, place_of
-from ..islands.expert import KIND, Expert, load_expert
+from ..ensemble.versions import Member, Version, is_whole, open_ensemble, open_reference, place_of
+from ..islands.expert import KIND, Expert, ExpertCard, load_expert, read_expert_card
 from ..islands.order import Order
-from ..partition.assignment import clusters_of
-from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, fixed_times, per_sample, velocity_error
-from ..training.seeds import generator
+from ..process import LinearFlow
+from ..training.execution import named_or_best
+from ..training.result import WEIGHTS
+from .canary import canary
+from .held import check_card, check_manifest, check_metrics, read_card
+from .measure import (
+    BRANCHES,
+    EDGES,
+    NEIGHBOUR_PAIRS,
+    Branch,
+    Draws,
+    Holdout,
+    Scores,
+    cluster_of,
+    inside_rows,
+    mean_error,
+    recorded,
+    score,
+)
+from .quarantine import (
+    SHEET,
+    Quarantined,
+    Refused,
+    caps,
+    leave,
+    quarantined,
+    read_manifest,
+    read_reasons,
+    write_reasons,
+)
+from .signed import SIGNATURE, contributor, read_signature, read_signers
 
-FILES = {"expert.json", "metrics.jsonl", "model.safetensors", "conversion.json"}  # all an expert may consist of
+JUDGEMENT = "judgement.json"  # beside an admitted expert
+MARGIN = 0.01  # by which a newcomer must be better than whoever serves
+BRANCH_SLACK = 0.1  # by which its answers without the condition may be worse then
+BAND_SLACK = 3.0  # a band of t may be this much worse than the mean may
+OUTSIDE_SLACK = 10.0  # the same outside its cluster, of which it has learned nothing
+STRANGER = 0.9  # of its own error in Gaussians that an expert of another cluster has there
+CANARY_SLACK = 1.25  # by which images may move away from the data
 
 
 @dataclass(frozen=True)
@@ -31,152 +69,352 @@ class Admission:
     member: Member
     already: bool
     incumbent: str | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
-def admit(run: Store, contribution: str | Path) -> Admission:
-    """Check and measure one expert folder; copy it into the run and name it in a new version of its model.
+def admit(
+    run: Store,
+    contribution: str | Path | Store,
+    *,
+    replace: bool = False,
+    again: bool = False,
+    device: str | None = None,
+    signers: str | Path | None = None,
+    unsigned_ok: bool | None = None,
+) -> Admission:
+    """Judge one expert folder in the run's quarantine; if it passes, name it in a new version of the model.
 
-    Nothing is written unless every check passes. It is measured on the newest data, whichever of the run's orders it
-    was trained for. An expert admitted for a cluster that has one already serves in its place, unless it is of an older
-    order and worse; all stay on disk and in the model, and `atoll ensemble --use` chooses another.
+    It is measured on the newest data, whichever of the run's orders it was trained for. Whoever serves its cluster is
+    measured on the same draws, and stays unless the newcomer is better by a margin (of a newer order: not worse by it),
+    or `replace`. All stay on disk and in the model, and `atoll ensemble --use` chooses another. What is refused stays
+    in the quarantine with the reasons, and is refused at once when it comes `again`, unless that is asked for.
+
+    `signers` is the organiser's allowed_signers file, RUN/allowed_signers if none is named. Where there is one, who
+    signed with no key of it is refused, unless `unsigned_ok`; where there is none, only if that is False.
     """
     run.check_creates()
-    artifact = Artifact.open(contribution, KIND)
-    if unknown := sorted(set(artifact.names()) - FILES):
-        raise UserError(f"{contribution}: lists files no expert has, such as {unknown[0]}; ask for a clean folder")
-    for name in artifact.names():
-        artifact.file(name)  # every digest and size, before anything else is believed
-    expert = load_expert(contribution)
+    source = Store.at(contribution)
     version = open_ensemble(run)
-    order = order_of(run, version, expert, contribution)
-    if {expert.card.partition} != {order.partition} or order.partition not in version.partitions:
-        raise UserError(f"{contribution}: was trained for another partition of the data; take an order of this run")
-    check_spaces(version, expert.card, str(contribution))
+    manifest = read_manifest(source)
+    order = order_of(run, version, check_manifest(manifest, str(source)), source)
+    name = f"{order.name}-{manifest.digest()[:12]}"
     for member in version.experts:
-        if member.digest == expert.digest and is_whole(run, member):
+        if member.digest == manifest.digest() and is_whole(run, member):
+            leave(run, name)
             return Admission(member, already=True)
-
-    data = open_reference(run, version.data, "data")
-    partition = open_reference(run, version.partition, "partition")
-    yardsticks = measure(expert, order, data, partition)
-    worst = order.acceptance.gaussians * yardsticks.gaussian
-    if not yardsticks.inside <= worst:
-        raise UserError(
-            f"{contribution}: refused, its holdout error {yardsticks.inside:.4f} on cluster {order.cluster} is above "
-            f"{worst:.4f}, {order.acceptance.gaussians:g} times a Gaussian's; train it longer"
-        )
-    assert order.cluster is not None
-    member = Member(
-        path=f"contributions/{order.name}-{expert.digest[:12]}",
-        digest=expert.digest,
-        cluster=order.cluster,
-        order=order.digest(),
-        objective=objective_of(expert.card),
-        yardsticks=yardsticks,
-        licence=expert.card.licence,
-    )
-    copy_expert(artifact, place_of(run, member))
-
-    def seat(now: Version | None) -> Version:
-        before = begun(run, now)
-        if before.data != version.data:
-            raise UserError(f"{run}: has grown onto {before.data.path} meanwhile; run the same command again")
-        return before.with_expert(member.model_copy(update={"serving": outranked_by(run, before, member) is None}))
-
-    after = change_ensemble(run, seat, f"admitted {member.name} for cluster {member.cluster}")
-    member = next(m for m in after.experts if m.digest == member.digest)
-    incumbent = None if member.serving else outranked_by(run, after, member)
-    return Admission(member, already=False, incumbent=incumbent)
+    before = read_reasons(run, name)
+    if before is not None and before.get("whole") and before.get("contribution") == manifest.digest() and not again:
+        why = printable(str(before.get("reason", "")), 200)
+        raise Refused(f"{source}: was refused before ({why}); --again judges it anew")
+    known = read_signers(run, signers)
+    unsigned_ok = known is None if unsigned_ok is None else unsigned_ok
+    signature = read_signature(source)
+    judge = Judge(run, version, order, manifest, str(source), named_or_best(device), replace)
+    try:
+        with quarantined(run, name, source, manifest, caps(order.architecture)) as held:
+            judge.contributor = contributor(manifest, signature, known, unsigned_ok, str(source))
+            judge.signature = signature if judge.contributor else None
+            admission = judge.admit(held, name)
+    except Refused as refusal:
+        write_reasons(run, name, judge.told(refusal))
+        raise Refused(printable(str(refusal), 600)) from refusal
+    leave(run, name)
+    return admission
 
 
-def outranked_by(run: Store, version: Version, newcomer: Member) -> str | None:
-    """The name of the expert that goes on serving the newcomer's cluster: of a newer order, and no worse; or None."""
-    generations = Checks(run).generations(version)
-    for member in version.serving:
-        if member.cluster != newcomer.cluster or member.digest == newcomer.digest:
-            continue
-        newer = generations.get(member.order, 0) > generations.get(newcomer.order, 0)
-        if newer and not better(newcomer.yardsticks, member.yardsticks):
-            return member.name
-    return None
-
-
-def better(one: Yardsticks | None, other: Yardsticks | None) -> bool:
-    """Whether one has the smaller error in its cluster; whoever was not measured is not better."""
-    return one is not None and (other is None or one.inside < other.inside)
-
-
-def order_of(run: Store, version: Version, expert: Expert, contribution: str | Path) -> Order:
-    """The order of this run that the expert was trained for."""
-    order = Checks(run).orders_of(version).get(expert.card.order or "")
+def order_of(run: Store, version: Version, digest: str, source: Store) -> Order:
+    """The order of this run that an expert names."""
+    order = Checks(run).orders_of(version).get(digest)
     if order is None or order.cluster is None:
-        raise UserError(f"{contribution}: was trained for no order of {run}; admit it to the run that gave the order")
+        raise Refused(f"{source}: was trained for no order of {run}; admit it to the run that gave the order")
     return order
 
 
+@dataclass
+class Judge:
+    """One admission from the copy in the quarantine to a version of the model."""
+
+    run: Store
+    version: Version
+    order: Order
+    manifest: Manifest
+    where: str
+    device: str
+    replace: bool
+    seed: int = field(default_factory=lambda: secrets.randbits(62))  # nobody knew it when the expert was made
+    measured: dict[str, Any] = field(default_factory=dict)
+    contributor: str | None = None
+    signature: bytes | None = None
+    whole: bool = False  # every file was what the manifest says; else somebody else may still bring the real one
+
+    def admit(self, held: Quarantined, name: str) -> Admission:
+        self.whole = True
+        expert = self.load(held)
+        holdout = self.holdout()
+        cluster = cluster_of(self.order)
+        yardsticks = self.measure(expert, holdout)
+        self.paint(expert, holdout, held)
+        member = Member(
+            path=f"contributions/{name}",
+            digest=self.manifest.digest(),
+            cluster=cluster,
+            order=self.order.digest(),
+            objective=objective_of(expert.card),
+            yardsticks=yardsticks,
+            licence=expert.card.licence,
+            contributor=self.contributor,
+        )
+        place = place_of(self.run, member)
+        copy_expert(held.artifact, place)
+        self.keep(held, place)  # before the version: whoever is killed after it finds it done, and nothing missing
+        seats = Seats(self, holdout, expert)
+        after = change_ensemble(
+            self.run, lambda now: self.seat(now, member, seats), f"admitted {member.name} for cluster {member.cluster}"
+        )
+        place.write(JUDGEMENT, to_json(self.measured))  # now also with who was served instead of
+        member = next(m for m in after.experts if m.digest == member.digest)
+        incumbent = None if member.serving else next((m.name for m in after.serving if m.cluster == cluster), None)
+        return Admission(member, already=False, incumbent=incumbent, measured=self.measured)
+
+    def load(self, held: Quarantined) -> Expert:
+        """The expert, once card, metrics, the header of its weights and their values are what they should be."""
+        files = held.files
+        card = read_card((files / "expert.json").read_bytes(), self.where)
+        check_card(card, self.manifest, self.order, self.start_card(), self.where)
+        try:
+            check_spaces(self.version, card, self.where)
+        except UserError as error:
+            raise Refused(str(error)) from error
+        check_metrics((files / "metrics.jsonl").read_bytes(), self.order, self.where)
+        self.refuse_copies()
+        try:
+            return load_expert(held.files, self.device)
+        except UserError as error:
+            raise Refused(str(error).replace(str(held.files), self.where)) from error
+
+    def start_card(self) -> ExpertCard | None:
+        """Of the expert that the order trains on, if it names one."""
+        if self.order.start is None:
+            return None
+        start = open_reference(self.run, self.order.start, KIND)
+        return read_expert_card(start)
+
+    def refuse_copies(self) -> None:
+        """The very weights of an expert that is there already, under another card, are somebody else's work."""
+        weights = self.manifest.files[WEIGHTS].sha256
+        for member in self.version.experts:
+            try:
+                there = find(place_of(self.run, member))
+            except UserError:  # damaged by now: it is nobody's
+                continue
+            if there is not None and there.manifest.files.get(WEIGHTS) == self.manifest.files[WEIGHTS]:
+                raise Refused(f"{self.where}: is a copy, its weights {weights[:12]} are those of {member.name}")
+
+    def holdout(self) -> Holdout:
+        data = open_reference(self.run, self.version.data, "data")
+        partition = open_reference(self.run, self.version.partition, "partition")
+        return Holdout.of(data, partition, self.order)
+
+    def measure(self, expert: Expert, holdout: Holdout) -> Any:
+        """Refuse what is worse than the order allows, in either branch, in any band of t, inside or out."""
+        cluster, allowed = cluster_of(self.order), self.order.acceptance.gaussians
+        bridge, gaussian = expert.denoiser(LinearFlow()), holdout.gaussian(cluster)
+        draws = self.draws(holdout)
+        found, unit = score(bridge, holdout, draws, self.device), score(gaussian, holdout, draws)
+        self.measured |= {
+            "gaussians": {b: ratio(found[b].mean, unit[b].mean) for b in BRANCHES},
+            "bands": {b: [ratio(*pair) for pair in zip(found[b].bands, unit[b].bands, strict=True)] for b in BRANCHES},
+            "edges": EDGES,
+        }
+        for branch in BRANCHES:
+            self.check_branch(branch, found[branch], unit[branch], allowed)
+        outside = holdout.outside(cluster)
+        if len(outside):
+            elsewhere = Draws.of(outside, self.seed, "outside", NEIGHBOUR_PAIRS, 64)
+            far, far_unit = score(bridge, holdout, elsewhere, self.device), score(gaussian, holdout, elsewhere)
+            for branch in BRANCHES:
+                worst = OUTSIDE_SLACK * allowed * far_unit[branch].mean
+                self.measured[f"outside, {branch}"] = ratio(far[branch].mean, far_unit[branch].mean)
+                if not far[branch].mean <= worst:
+                    raise Refused(
+                        f"{self.where}: outside its cluster its error {branch} is {far[branch].mean:.4g}, "
+                        f"above {worst:.4g}"
+                    )
+            self.refuse_neighbours(bridge, holdout, found[BRANCHES[0]].mean / unit[BRANCHES[0]].mean)
+        return recorded(expert, self.order, holdout, self.device)
+
+    def draws(self, holdout: Holdout) -> Draws:
+        return Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "inside")
+
+    def check_branch(self, branch: Branch, found: Scores, unit: Scores, allowed: float) -> None:
+        cluster, worst = self.order.cluster, allowed * unit.mean
+        if not found.mean <= worst:
+            raise Refused(
+                f"{self.where}: refused, its holdout error {branch} {found.mean:.4f} on cluster {cluster} is above "
+                f"{worst:.4f}, {allowed:g} times a Gaussian's; train it longer"
+            )
+        # near data a velocity's error is x0's over t, so x0's is held against the Gaussian's of the band above
+        units = (unit.bands[1] * EDGES[2] ** 2, *unit.bands[1:])
+        for low, high, error, of in zip(EDGES, EDGES[1:], found.bands, units, strict=False):
+            if not error <= BAND_SLACK * allowed * of:
+                raise Refused(
+                    f"{self.where}: refused, {branch} its error for t from {low:g} to {high:g} is {error:.4g} on "
+                    f"cluster {cluster}, {error / of:.3g} times a Gaussian's"
+                )
+
+    def refuse_neighbours(self, bridge: Any, holdout: Holdout, own: float) -> None:
+        """Who is clearly better in another cluster, and as good there as whoever serves it, is of that cluster."""
+        serving = {member.cluster: member for member in self.version.serving}
+        for cluster in holdout.neighbours(cluster_of(self.order)):
+            draws = Draws.of(holdout.inside(cluster), self.seed, "neighbour", NEIGHBOUR_PAIRS, 1)
+            unit = mean_error(holdout.gaussian(cluster), holdout, draws)
+            there = mean_error(bridge, holdout, draws, self.device)
+            self.measured[f"cluster {cluster}"] = ratio(there, unit)
+            if not there / unit < STRANGER * own or cluster not in serving:
+                continue
+            try:
+                theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
+            except UserError:  # it is missing: nobody to compare with
+                continue
+            if there <= 1.1 * mean_error(theirs, holdout, draws, self.device):
+                raise Refused(
+                    f"{self.where}: is an expert of cluster {cluster}, where its error is {there / unit:.2f} times a "
+                    f"Gaussian's; on cluster {self.order.cluster}, which its order is for, {own:.2f}"
+                )
+
+    def paint(self, expert: Expert, holdout: Holdout, held: Quarantined) -> None:
+        """Refuse what the model cannot paint with."""
+        seen = canary(self.run, self.version, expert, cluster_of(self.order), holdout, self.seed, self.device)
+        (held.folder / SHEET).write_bytes(seen.sheet(self.order.latent))
+        self.measured["canary"] = {"with": tidy(seen.after), "without": seen.before, "gaussian": seen.gaussian}
+        served = any(member.cluster == self.order.cluster for member in self.version.serving)
+        worst = self.order.acceptance.gaussians * seen.gaussian
+        if (
+            seen.before is not None and served and not self.replace
+        ):  # a model with nobody for this cluster is no measure
+            worst = CANARY_SLACK * seen.before
+        if not seen.after <= worst:
+            raise Refused(
+                f"{self.where}: refused by the canary, images painted with it lie {seen.after:.4g} from the nearest "
+                f"real one, at most {worst:.4g} are allowed"
+            )
+
+    def seat(self, now: Version | None, member: Member, seats: Seats) -> Version:
+        before = begun(self.run, now)
+        if before.data != self.version.data:
+            raise UserError(f"{self.run}: has grown onto {before.data.path} meanwhile; run the same command again")
+        return before.with_expert(member.model_copy(update={"serving": seats.takes(before, member)}))
+
+    def keep(self, held: Quarantined, place: Store) -> None:
+        """What was measured and painted stays beside the expert, unlisted: it holds draws that nobody can repeat."""
+        place.write(JUDGEMENT, to_json(self.measured))
+        if self.signature is not None:
+            place.write(SIGNATURE, self.signature)
+        if (held.folder / SHEET).is_file():
+            place.write(SHEET, (held.folder / SHEET).read_bytes())
+
+    def told(self, refusal: Refused) -> dict[str, Any]:
+        return {
+            "reason": printable(str(refusal), 600),
+            "contribution": self.manifest.digest(),
+            "order": self.order.digest(),
+            "cluster": self.order.cluster,
+            "whole": self.whole,
+            "measured": self.measured,
+        }
+
+
+@dataclass
+class Seats:
+    """Who serves a cluster: the newcomer, or whoever does, both asked about the same draws."""
+
+    judge: Judge
+    holdout: Holdout
+    newcomer: Expert
+    known: dict[str, dict[Branch, Scores]] = field(default_factory=dict)
+
+    def takes(self, before: Version, member: Member) -> bool:
+        """Whether the newcomer takes the seat; called again if somebody else was seated meanwhile."""
+        incumbents = [m for m in before.serving if m.cluster == member.cluster and m.digest != member.digest]
+        if not incumbents or self.judge.replace:
+            return True
+        (incumbent,) = incumbents
+        theirs = self.scores(incumbent)
+        if theirs is None:  # it cannot be read any more
+            return True
+        ours = self.scores(member)
+        assert ours is not None
+        generations = Checks(self.judge.run).generations(before)
+        newer = generations.get(member.order, 0) > generations.get(incumbent.order, 0)
+        margin = MARGIN if newer else -MARGIN
+        conditional, dropped = BRANCHES
+        self.judge.measured["serving"] = {
+            "name": incumbent.name,
+            "error": theirs[conditional].mean,
+            "the newcomer's": ours[conditional].mean,
+        }
+        return (
+            ours[conditional].mean <= (1 + margin) * theirs[conditional].mean
+            and ours[dropped].mean <= (1 + BRANCH_SLACK) * theirs[dropped].mean
+        )
+
+    def scores(self, member: Member) -> dict[Branch, Scores] | None:
+        if member.digest not in self.known:
+            if member.digest == self.judge.manifest.digest():
+                expert = self.newcomer
+            else:
+                try:
+                    expert = load_expert(place_of(self.judge.run, member), self.judge.device)
+                except UserError:
+                    return None
+            draws = self.judge.draws(self.holdout)
+            self.known[member.digest] = score(expert.denoiser(LinearFlow()), self.holdout, draws, self.judge.device)
+        return self.known[member.digest]
+
+
 def copy_expert(source: Artifact, place: Store) -> None:
-    """Copy the listed files, each checked again on the way, manifest last: the copy has the same digest."""
+    """Copy the listed files of our own copy into the run, manifest last: it has the same digest."""
     if (there := find(place)) is not None and there.digest == source.digest:
         return
     with Draft(place, KIND) as draft:
         for name in source.names():
-            target = draft.folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source.file(name), target)
+            shutil.copyfile(source.file(name), draft.folder / name)
         manifest = source.manifest
         copied = draft.commit(config=manifest.config, parents=manifest.parents, licence=manifest.licence)
     assert copied.digest == source.digest
 
 
-def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact) -> Yardsticks:
-    """The yardstick on the holdout, inside and outside the expert's cluster, beside a Gaussian's."""
-    assert order.cluster is not None, "a monolith has no cluster to be measured on"
-    index = Index.of(data)
-    own = clusters_of(index, partition).eq(order.cluster)  # bool [N]
-    samples = ShardSet([data.file(name) for name in data.names("shards/")], order.text)
-    holdout = torch.from_numpy(index.rows("holdout"))
-    inside, outside = holdout[own[holdout]], holdout[~own[holdout]]
-    if len(inside) == 0:
-        raise UserError(f"cluster {order.cluster} has no holdout samples to measure on; partition with fewer clusters")
-    bridge = expert.denoiser(LinearFlow())
-    train_rows = torch.from_numpy(index.rows("train"))
-    gaussian = GaussianDenoiser.fitted(samples.latents(train_rows[own[train_rows]]))
-    times = order.acceptance.times
-    return Yardsticks(
-        inside=holdout_error(bridge, samples, inside, times),
-        outside=holdout_error(bridge, samples, outside, times) if len(outside) else None,
-        gaussian=holdout_error(gaussian, samples, inside, times),
-    )
+def inbox_of(run: Store, place: str | None) -> list[Store]:
+    """Every finished contribution below an inbox, INBOX/<key>/<name>/, sorted by name; links are not followed."""
+    inbox = run.child("inbox") if place is None else Store.at(place)
+    found = []
+    for sender in folders(inbox):
+        if sender.exists(MANIFEST):
+            found.append(sender)
+        found += [contribution for contribution in folders(sender) if contribution.exists(MANIFEST)]
+    return found
 
 
-@torch.no_grad()
-def holdout_error(denoiser: Denoiser, samples: ShardSet, rows: Tensor, times: int, batch: int = 512) -> float:
-    """Mean velocity error over every row at `times` fixed times, with noise fixed by the row."""
-    total = 0.0
-    pairs = torch.cartesian_prod(rows, torch.arange(times))
-    for part in torch.split(pairs, batch):
-        x0 = samples.latents(part[:, 0])
-        eps = torch.stack([torch.randn(x0.shape[1:], generator=generator("holdout", *p)) for p in part.tolist()])
-        condition = samples.condition(part[:, 0], torch.zeros(len(part)))
-        total += velocity_error(denoiser, x0, eps, fixed_times(times)[part[:, 1]], condition).sum().item()
-    return total / len(pairs)
+def folders(store: Store) -> list[Store]:
+    """Folders directly below; a link, or a name no folder of ours has, is not followed."""
+    named = []
+    for name in store.children():
+        if name.startswith(".") or not name.isprintable() or any(c in name for c in "\\:"):
+            continue
+        child = store.child(name)
+        if not child.is_local or (child.path.is_dir() and not child.path.is_symlink()):
+            named.append(child)
+    return named
 
 
-@dataclass(frozen=True)
-class GaussianDenoiser:
-    """The best answer of somebody who knows the mean m and variance s^2 of each latent value, and no more:
-    x0 = m + alpha s^2 / (alpha^2 s^2 + sigma^2) (x - alpha m)."""
+def ratio(error: float, unit: float) -> float:
+    return tidy(error / unit) if unit > 0 else tidy(error)
 
-    mean: Tensor
-    variance: Tensor
-    schedule: LinearFlow = LinearFlow()
-    kind: Kind = Kind.X0
 
-    @staticmethod
-    def fitted(x0: Tensor) -> GaussianDenoiser:
-        return GaussianDenoiser(x0.mean(0), x0.var(0, correction=0))
+def tidy(value: float) -> float:
+    """As it goes into a JSON file, where nothing is infinite."""
+    return round(value, 5) if value == value and abs(value) < 1e30 else 1e30
 
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        alpha, sigma = (per_sample(c, x).to(x.dtype) for c in (self.schedule.alpha(t), self.schedule.sigma(t)))
-        gain = alpha * self.variance / (alpha**2 * self.variance + sigma**2)
-        return Prediction(self.kind, self.mean + gain * (x - alpha * self.mean))
+
+def to_json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, indent=2).encode() + b"\n"

@@ -23,7 +23,7 @@ from ..ensemble.versions import (
 from ..islands.expert import load_expert
 from ..islands.order import Order
 from ..planning.again import Change, grown_clusters, order_again, plan_again
-from .admit import measure
+from .measure import measure
 
 
 def accept_orders(

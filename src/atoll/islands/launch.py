@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -204,10 +205,16 @@ def logged_images(expert: Path) -> int:
     return 0
 
 
-def check_finished(expert: Path) -> None:
-    """Refuse the folder of a training that is not at its end, and say how far it is."""
-    if (expert / STATE).is_dir() and find(expert) is None:
-        raise UserError(
-            f"{expert}: is not finished, it has seen {logged_images(expert):,} images so far; "
-            "give its `atoll train` command again to go on"
-        )
+def check_finished(place: str) -> None:
+    """Refuse the folder of a training that is not at its end, and say how far it is.
+
+    It may be a stranger's: nothing in it is read, and names of checkpoints are numbers or nothing.
+    """
+    expert = Path(place)
+    if not (expert / STATE).is_dir() or find(expert) is not None:
+        return
+    saved = [int(path.stem) for path in islice((expert / STATE).glob("*.safetensors"), 100) if path.stem.isdecimal()]
+    raise UserError(
+        f"{expert}: is not finished, its last checkpoint is after {max(saved, default=0):,} images; "
+        "give its `atoll train` command again to go on"
+    )

@@ -92,12 +92,15 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
         content = store.read(name)
         refuse_old(content, place)
         order = Order.model_validate_json(content)
+        order.digest()
     except FileNotFoundError as error:
         raise UserError(f"{place}: no such order; `atoll plan` writes them") from error
     except (IsADirectoryError, NotADirectoryError) as error:
         raise UserError(f"{place}: is not a file; give one order such as orders/00.json") from error
     except ValidationError as error:
         raise UserError(f"{place}: not a valid order ({explain(error)}); get it again") from error
+    except (ValueError, RecursionError) as error:  # NaN, or half a character
+        raise UserError(f"{place}: not a valid order (it holds what no JSON file can hold); get it again") from error
     return order, store.parent
 
 

@@ -64,6 +64,11 @@ def read_start(place: str | Path | Store, order: Order) -> Expert:
 
 def card_for(order: Order, start: Expert | None) -> ExpertCard:
     """The card of the expert this order makes."""
+    return card_from(order, None, None) if start is None else card_from(order, start.card, start.digest)
+
+
+def card_from(order: Order, start: ExpertCard | None, digest: str | None) -> ExpertCard:
+    """The same, where all that is known of a start is its card and digest."""
     card = ExpertCard(
         architecture=order.architecture,
         schedule=order.objective.schedule,
@@ -76,14 +81,14 @@ def card_for(order: Order, start: Expert | None) -> ExpertCard:
         partition=order.partition,
         licence=order.licence,
     )
-    if start is None:
+    if start is None or digest is None:
         return card
-    licences = [licence for licence in (order.licence, start.card.licence) if licence]
+    licences = [licence for licence in (order.licence, start.licence) if licence]
     grown = {
-        "schedule": start.card.schedule,
-        "kind": start.card.kind,
-        "bridge_limit": start.card.bridge_limit,
-        "origin": start.card.origin or f"expert {start.digest[:12]}",
+        "schedule": start.schedule,
+        "kind": start.kind,
+        "bridge_limit": start.bridge_limit,
+        "origin": start.origin or f"expert {digest[:12]}",
         "licence": " AND ".join(dict.fromkeys(licences)) or None,
     }
     return card.model_copy(update=grown)

@@ -21,6 +21,7 @@ from ..artifacts import (
     Artifact,
     UserError,
     explain,
+    printable,
     raise_if_disk_full,
     remove_unfinished,
     seal,
@@ -110,9 +111,11 @@ def read_network(
             # copies: a mapped file may change or vanish while the network is in use
             weights = {name.removeprefix(prefix): file.get_tensor(name).to(device, copy=True) for name in found}
     except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); get it again") from error
+        why = printable(str(error), 160)
+        raise UserError(f"{path}: not a readable safetensors file ({why}); get it again") from error
     for name, value in weights.items():
-        if not bool(torch.isfinite(value).all()):
+        # painted with in bfloat16, too, which rounds the largest float32 up to infinity
+        if not bool(torch.isfinite(value).all()) or not bool(torch.isfinite(value.abs().max().bfloat16())):
             raise UserError(f"{path}: weight {name} holds values that are not finite; ask for another file")
     network.load_state_dict(weights, strict=True, assign=True)
     return network.to(device).eval().requires_grad_(False)  # tables that no file holds were made on the CPU
@@ -151,7 +154,7 @@ def check_header(expected: Mapping[str, Tensor], header: Header, where: str) -> 
     """Refuse a file whose names, shapes or dtypes cannot be the network's."""
     missing, unknown = sorted(expected.keys() - header.keys()), sorted(header.keys() - expected.keys())
     if missing or unknown:
-        what = f"missing {', '.join(missing[:3])}" if missing else f"unknown {', '.join(unknown[:3])}"
+        what = f"missing {', '.join(missing[:3])}" if missing else f"unknown {printable(', '.join(unknown[:3]), 120)}"
         raise UserError(f"{where}: the weights do not fit the card's architecture ({what}); ask for another file")
     for name, (dtype, shape) in header.items():
         if shape != tuple(expected[name].shape):

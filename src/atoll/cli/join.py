@@ -1,0 +1,105 @@
+"""atoll join: take an order, train it, send it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..artifacts import Store, UserError
+from ..exchange.join import Joining, Offer
+from ..training.resources import parse_memory
+from .bars import console
+from .tables import plain
+from .watching import say, watching
+
+REVEALS = (
+    "a contribution is the weights, their card and the losses on the way; with --provenance also this machine's "
+    "name, versions, times and how it was computed. Your key's fingerprint names your folder in the inbox."
+)
+
+
+def join(
+    url: Annotated[str, typer.Argument(help="What the organiser published")],
+    out: Annotated[str, typer.Option(help="A folder for the work; the same one goes on with it")] = "joined",
+    order: Annotated[str | None, typer.Option(help="This order, even if somebody works on it already")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Your SSH key, or its .pub with an agent; default: ~/.ssh/id_ed25519 if there")
+    ] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign, even if there is a key")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
+    memory: Annotated[str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB")] = None,
+    provenance: Annotated[bool, typer.Option(help="Also send when, where and how it was computed")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the orders and what would be done; write nothing")
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
+) -> None:
+    """Show what is to do, take an order that fits this machine, train it, sign it and send it. Nothing is waited for.
+
+    Stop it at any moment: the same command goes on. The order is yours as long as the lease is renewed, which
+    happens by itself; should it expire, go on all the same: two experts of one order are both judged and credited.
+    Over plain https the finished folder is left here, to be sent by hand.
+
+    Examples:
+
+      atoll join s3://bucket/flowers --dry-run
+
+      atoll join s3://bucket/flowers --out mine
+
+      atoll join https://flowers.example.org --order 03 --out mine
+    """
+    if "://" in out:
+        raise UserError(f"--out {out}: give a local folder")
+    usual = Path("~/.ssh/id_ed25519").expanduser()
+    chosen = None if unsigned else (key or (str(usual) if usual.is_file() else None))
+    limit = None if memory is None else parse_memory(memory)
+    joining = Joining(
+        Store.at(url), Path(out), chosen, device, limit, provenance, (lambda text: None) if quiet else say
+    )
+    if dry_run:
+        console.print(table(joining.offers(look=False)))
+        signed = "unsigned" if chosen is None else f"signed with {chosen}"
+        console.print(
+            f"would take the first that is free and fits, train it in {plain(out)}, and send it {plain(signed)}"
+        )
+        console.print(REVEALS)
+        return
+    if not quiet and joining.joined.order is None:
+        console.print(table(joining.offers()))
+    with watching("training", quiet=quiet) as watch:
+        sent = joining.run(order, watch)
+    if quiet:
+        return
+    if sent.place is None:
+        console.print(f"expert {sent.expert.digest[:12]} in [bold]{plain(out)}/expert[/bold]: send this folder back")
+    else:
+        console.print(f"sent: expert {sent.expert.digest[:12]}; nothing more to do", soft_wrap=True)
+
+
+def table(offers: list[Offer]) -> Table:
+    shown = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    shown.add_column("order")
+    shown.add_column("objective")
+    for number in ("parameters", "images", "MB", "hours here"):
+        shown.add_column(number, justify="right")
+    shown.add_column("state")
+    for offer in offers:
+        order = offer.order
+        hours = "does not fit" if offer.hours is None else f"{offer.hours:.2g}"
+        size = f"{order.bytes / 1e6:,.1f}"
+        row = [plain(order.order), plain(order.objective), f"{offer.parameters:,}", f"{order.images:,}", size, hours]
+        shown.add_row(*row, state_of(offer))
+    return shown
+
+
+def state_of(offer: Offer) -> str:
+    file = None if offer.lease is None else offer.lease.file
+    if file is not None and file.done:
+        return "done"
+    if not offer.free:
+        share = f", {file.images / file.total:.0%}" if file is not None and file.total else ""
+        return f"taken{share}"
+    return "free, served already" if offer.order.served else "free"

@@ -1,0 +1,65 @@
+"""atoll publish: put a run's orders where contributors can take them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..artifacts import Store, UserError
+from ..ensemble.versions import clean_run
+from ..exchange.published import LEASE_SECONDS, MOST_LEASES, policy
+from ..exchange.published import publish as publish_run
+from .bars import bars, console
+from .tables import plain
+
+POLICY = "contributors-policy.json"
+
+
+def publish(
+    run: Annotated[str, typer.Argument(help="The run")],
+    url: Annotated[
+        str, typer.Argument(help="Where contributors read: a folder, or an fsspec URL such as s3://bucket/it")
+    ],
+    key: Annotated[str | None, typer.Option(help="Sign the orders with this SSH key")] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="For plain https: no leases, and experts are sent by hand")
+    ] = False,
+    lease_hours: Annotated[
+        float, typer.Option(help="A lease that is not renewed for this long expires")
+    ] = LEASE_SECONDS / 3600,
+    leases_per_key: Annotated[int, typer.Option(help="Leases one contributor may hold at a time", min=1)] = MOST_LEASES,
+) -> None:
+    """Copy what contributors need, and no more: open orders, their clusters' shards, a card. Again to add what is new.
+
+    The holdout, the index, evaluations and your list of signers never leave the run. Contributors write below
+    inbox/ and leases/ only; for s3:// a policy that allows just that is left in the run. What comes back is
+    judged by `atoll admit --inbox-at URL/inbox`.
+
+    Examples:
+
+      atoll publish runs/flowers s3://bucket/flowers --key ~/.ssh/id_ed25519
+
+      atoll publish runs/flowers /srv/www/flowers --read-only
+    """
+    if lease_hours <= 0:
+        raise UserError(f"--lease-hours {lease_hours}: use a positive number")
+    here, there = clean_run(run), Store.at(url)
+    if here.url == there.url:
+        raise UserError(f"{url}: is the run itself, with its holdout; give another place")
+    with bars("files") as progress:
+        card = publish_run(
+            here,
+            there,
+            key=key,
+            read_only=read_only,
+            lease_seconds=3600 * lease_hours,
+            leases_per_key=leases_per_key,
+            progress=progress,
+        )
+    console.print(f"published: {len(card.orders)} orders at [bold]{plain(str(there))}[/bold]", soft_wrap=True)
+    if url.startswith("s3"):
+        here.write(POLICY, policy(there.url))
+        console.print(f"give contributors this policy: {plain(str(here))}/{POLICY}", soft_wrap=True)
+    how = "send their folders to you" if read_only else "run this, and nothing else"
+    console.print(f"contributors {how}: atoll join {plain(str(there))}", soft_wrap=True)

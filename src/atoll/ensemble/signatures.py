@@ -1,0 +1,84 @@
+"""Versions signed by their organisers, for runs that have a file `organisers`: their names and public keys.
+
+RUN/ensemble/signatures/<digest>.sig is of the version with that digest, and is written before the version is: there
+is no moment at which a version counts and is not signed. The key is named by the environment, ATOLL_KEY, since every
+verb that changes a model writes a version.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..artifacts import Store, UserError
+from ..artifacts.signing import MOST_SIGNATURE, allowed_line, sign, signer, statement
+from .versions import FOLDER, Version, open_ensemble
+
+KEY = "ATOLL_KEY"
+ORGANISERS = "organisers"  # an allowed_signers file
+SIGNATURES = "signatures"
+MOST_ORGANISERS = 2**20
+
+
+def organisers_of(run: Store) -> bytes | None:
+    """Who signs the versions of a run; None where nobody does."""
+    try:
+        return run.read(ORGANISERS, MOST_ORGANISERS)
+    except FileNotFoundError:
+        return None
+
+
+def sign_version(run: Store, version: Version) -> None:
+    """Leave a signature of a version that is about to be created, if the run's versions are signed."""
+    organisers = organisers_of(run)
+    if organisers is None:
+        return
+    key = os.environ.get(KEY)
+    if key is None:
+        raise UserError(f"{run}: its versions are signed; say with which key: {KEY}=~/.ssh/id_ed25519 atoll ...")
+    put_signature(run, version, key, organisers)
+
+
+def put_signature(run: Store, version: Version, key: str | Path, organisers: bytes) -> None:
+    said = version_statement(version)
+    signature = sign(said, key)
+    if signer(said, signature, organisers) is None:
+        raise UserError(f"{KEY} {key}: is no key of {run}/{ORGANISERS}; use one that is, or add it there")
+    place(run).write(f"{version.digest()}.sig", signature)
+
+
+def begin_signing(run: Store, key: str | Path, name: str = "organiser") -> Version:
+    """Make this key an organiser's of the run, and sign the newest version with it."""
+    version = open_ensemble(run)
+    known = organisers_of(run) or b""
+    line = allowed_line(name, key)
+    known = known if line in known else known + line
+    put_signature(run, version, key, known)
+    run.write(ORGANISERS, known)
+    return version
+
+
+def check_signed(run: Store, version: Version, organisers: bytes | None = None) -> str | None:
+    """The organiser who signed a version. Refused if nobody did whose key is given, or else in the run's own file."""
+    known = organisers_of(run) if organisers is None else organisers
+    if known is None:
+        return None
+    try:
+        signature = place(run).read(f"{version.digest()}.sig", MOST_SIGNATURE)
+    except FileNotFoundError:
+        signature = b""
+    name = signer(version_statement(version), signature, known)
+    if name is None:
+        raise UserError(
+            f"{run}: version {version.version} of its model is signed by no organiser it names; ask them, or look at "
+            f"`atoll ensemble {run}`"
+        )
+    return name
+
+
+def version_statement(version: Version) -> bytes:
+    return statement("version", version=version.digest())
+
+
+def place(run: Store) -> Store:
+    return run.child(FOLDER, SIGNATURES)

@@ -1,0 +1,129 @@
+"""A canary: paint with the candidate in its place and without it, and see whether the images still look like data.
+
+What is measured is plain: the median distance of a painted latent to the nearest real one of the clusters asked for.
+Broken images are far from everything. It is drawn from the seed of one admission, with guidance, so that both branches
+count, half of it in the candidate's cluster and half in others.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..artifacts import Store, UserError
+from ..data.contact_sheet import contact_sheet
+from ..data.space import LatentSpace
+from ..ensemble.load import Ensemble, load_ensemble
+from ..ensemble.missing import RouterAmong
+from ..ensemble.placing import Placement
+from ..ensemble.routes import parse_route
+from ..ensemble.versions import Version
+from ..islands.expert import Expert
+from ..process import Condition, Denoiser, LinearFlow
+from ..sampling import generate
+from ..training.seeds import generator, seed_from
+from .measure import Holdout
+
+IMAGES, STEPS, SOLVER, GUIDANCE = 32, 12, "dpmpp_2m", 2.0
+MOST_REAL = 2000
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Median distances to the nearest real latent, and what was painted: float32 [N, C, H, W] each.
+
+    `before` is without the candidate, None where the model cannot paint yet; then the candidate paints alone.
+    `gaussian` is the distance of draws from the cluster's Gaussian: what knows only means and variances does not look
+    like data, and nobody should be much further away.
+    """
+
+    after: float
+    before: float | None
+    gaussian: float
+    with_it: Tensor
+    without_it: Tensor | None
+    alone: Tensor
+    unguided: Tensor
+
+    def sheet(self, latent: LatentSpace) -> bytes:
+        """A PNG, in rows: the candidate alone, alone without a condition, the model with it, and without it."""
+        parts = [self.alone, self.unguided, self.with_it, *([] if self.without_it is None else [self.without_it])]
+        shown = torch.cat([latent.previews(part[:16].nan_to_num(0.0)) for part in parts])
+        with io.BytesIO() as stream:
+            contact_sheet(shown.cpu().numpy()).save(stream, format="PNG")
+            return stream.getvalue()
+
+
+def canary(
+    run: Store, version: Version, expert: Expert, cluster: int, holdout: Holdout, seed: int, device: str
+) -> Canary:
+    """Paint with and without the candidate of a cluster."""
+    inside, outside = holdout.inside(cluster), holdout.outside(cluster)
+    numbers = generator(seed, "canary")
+    half = IMAGES // 2
+    chosen = [pick(inside, half, numbers), pick(outside if len(outside) else inside, half, numbers)]
+    rows = torch.cat(chosen)
+    condition = holdout.samples.condition(rows, torch.rand(len(rows), generator=numbers, dtype=torch.float64))
+    seeds = [seed_from(seed, "image", i) for i in range(len(rows))]
+
+    def paint(denoiser: Denoiser, asked: Condition, count: int, guidance: float) -> Tensor:
+        latents = generate(
+            denoiser,
+            version.latent.shape,
+            seeds[:count],
+            asked[slice(0, count)],
+            steps=STEPS,
+            solver=SOLVER,
+            guidance=guidance,
+            device=device,
+        )
+        return latents.float().cpu()
+
+    reads = expert.card.architecture.condition != "none"
+    candidate = expert.denoiser(LinearFlow())
+    alone = paint(candidate, condition, half, GUIDANCE if reads else 1.0)
+    unguided = paint(candidate, condition.null(), half, 1.0)
+    whole = present_model(run, device)
+    real = real_latents(holdout, cluster)
+    gaussian = nearest(holdout.gaussian(cluster).draw(half, numbers), real)
+    if whole is None:
+        return Canary(nearest(alone, real), None, gaussian, alone, None, alone, unguided)
+    guidance = GUIDANCE if reads else 1.0
+    before = whole.mixture(parse_route(version.route))
+    denoisers = [candidate if k == cluster else denoiser for k, denoiser in enumerate(before.denoisers)]
+    router = before.router.router if isinstance(before.router, RouterAmong) else before.router
+    gone = set(whole.missing) - {cluster}
+    after = replace(before, denoisers=denoisers, router=RouterAmong(router, gone) if gone else router)
+    with_it, without_it = (paint(mixture, condition, len(rows), guidance) for mixture in (after, before))
+    near = torch.cat([real, real_latents(holdout, None)])
+    return Canary(nearest(with_it, near), nearest(without_it, near), gaussian, with_it, without_it, alone, unguided)
+
+
+def present_model(run: Store, device: str) -> Ensemble | None:
+    """The model as it is now; None where it cannot paint yet, for want of a router or of any expert."""
+    try:
+        return load_ensemble(run, placement=Placement((torch.device(device),)))
+    except UserError:
+        return None
+
+
+def pick(rows: Tensor, count: int, numbers: torch.Generator) -> Tensor:
+    return rows[torch.randint(len(rows), (count,), generator=numbers)]
+
+
+def real_latents(holdout: Holdout, cluster: int | None) -> Tensor:
+    """Training latents of a cluster, or of all, as points [n, D]."""
+    rows = holdout.train if cluster is None else holdout.training_rows(cluster)
+    rows = rows[torch.linspace(0, len(rows) - 1, min(MOST_REAL, len(rows))).long()]
+    return holdout.samples.latents(rows).flatten(1)
+
+
+def nearest(painted: Tensor, real: Tensor) -> float:
+    """Median distance of painted latents [n, ...] to the nearest real one [m, D]; infinite if one is not finite."""
+    points = painted.flatten(1)
+    if not bool(torch.isfinite(points).all()):
+        return float("inf")
+    return float(torch.cdist(points, real).min(1).values.median())

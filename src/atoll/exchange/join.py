@@ -1,0 +1,269 @@
+"""Take part: take an order that is free, train it, sign it, send it. Stop at any moment; the same call goes on.
+
+FOLDER/
+  joined.json   which order, for whom, and the organiser's keys as they were when it was taken
+  expert/       what `atoll train` makes, its state while it is made
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, write_atomic
+from ..artifacts.away import is_away, reaching
+from ..artifacts.signing import fingerprint
+from ..islands.order import Order
+from ..islands.train import train
+from ..models.accounting import account
+from ..training.execution import named_or_best
+from ..training.loop import Progress, Watch
+from ..training.machines import this_gpu
+from ..training.memory import fits
+from ..training.resources import Resources
+from .leases import HOLDER, Lease, LeaseFile, Leases
+from .published import INBOX, ORGANISERS, PublishedCard, PublishedOrder, check_order, open_card
+from .signed import SIGNATURE, sign_contribution
+
+JOINED = "joined.json"
+RENEWALS = 4  # of a lease in its time
+CPU_SHARE = 0.25  # of a matrix product's rate that a training step reaches on a CPU
+
+
+class Joined(BaseModel):
+    """joined.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    url: str
+    holder: str = Field(pattern=HOLDER)
+    order: str | None = Field(None, pattern=DIGEST)
+    organisers: str | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An order as it looks from this machine. `hours` None: it does not fit."""
+
+    order: PublishedOrder
+    lease: Lease | None
+    free: bool
+    hours: float | None
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What `join` did: the expert, and where it was sent; None: it is to be sent by hand."""
+
+    expert: Artifact
+    place: Store | None
+
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Joining:
+    """One contributor at one published place."""
+
+    place: Store
+    folder: Path
+    key: str | Path | None = None
+    device: str | None = None
+    memory: float | None = None
+    provenance: bool = False
+    say: Say = lambda text: None
+    card: PublishedCard = field(init=False)
+    joined: Joined = field(init=False)
+
+    def __post_init__(self) -> None:
+        with reaching(self.place.url, "check the URL and the network, then run the same command again"):
+            self.card = open_card(self.place)
+            self.joined = self.read_joined()
+
+    def read_joined(self) -> Joined:
+        """What this folder was begun with; nothing is written yet."""
+        holder = secrets.token_hex(8) if self.key is None else fingerprint(self.key)
+        try:
+            found = Joined.model_validate_json((self.folder / JOINED).read_bytes())
+        except FileNotFoundError:
+            return Joined(url=self.place.url, holder=holder, organisers=self.published_organisers())
+        except ValidationError as error:
+            raise UserError(f"{self.folder / JOINED}: cannot be read; use another --out") from error
+        if found.url != self.place.url:
+            raise UserError(f"{self.folder}: was begun for {found.url}; use another --out")
+        if self.key is not None and found.holder != holder:
+            raise UserError(f"--key {self.key}: {self.folder} was begun with another key; use that one")
+        if found.organisers != self.published_organisers():
+            raise UserError(f"{self.place}/{ORGANISERS}: has changed since this order was taken; ask the organiser why")
+        return found
+
+    def published_organisers(self) -> str | None:
+        try:
+            return self.place.read(ORGANISERS, 2**20).decode()
+        except FileNotFoundError:
+            return None
+        except UnicodeError as error:
+            raise UserError(f"{self.place}/{ORGANISERS}: is no list of keys; ask whoever published it") from error
+
+    def write_joined(self, order: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.joined = self.joined.model_copy(update={"order": order})
+        write_atomic(self.folder / JOINED, self.joined.model_dump_json(indent=2).encode() + b"\n")
+
+    @property
+    def leases(self) -> Leases:
+        return Leases(self.place, self.card.lease_seconds, self.card.leases_per_key)
+
+    def order_of(self, listed: PublishedOrder) -> Order:
+        known = self.joined.organisers
+        return check_order(self.place, listed, None if known is None else known.encode())
+
+    def offers(self, look: bool = True) -> list[Offer]:
+        """Every order, with what it needs here; `look` also at leases, which writes the time into the store."""
+        found = []
+        now = self.leases.now() if look and not self.card.read_only else None
+        for listed in self.card.orders:
+            order = self.order_of(listed)
+            lease = None if now is None else self.leases.newest(listed.lease, now)
+            mine = lease is not None and lease.file is not None and lease.file.holder == self.joined.holder
+            finished = lease is not None and lease.file is not None and lease.file.done
+            free = lease is None or mine or not (finished or lease.held(self.card.lease_seconds))
+            found.append(Offer(listed, lease, free, self.hours(order), account(order.architecture).parameters))
+        return found
+
+    def hours(self, order: Order) -> float | None:
+        """How long an order takes here; None if it does not fit."""
+        device = torch.device(named_or_best(self.device))
+        cost, training = account(order.architecture), order.training
+        if device.type == "cuda":
+            possible = fits(cost, this_gpu(device, self.memory), training.batch)
+            return training.images / possible[0].images_per_s / 3600 if possible else None
+        rate = CPU_SHARE * cpu_rate()
+        return training.images * cost.flops_training / rate / 3600
+
+    def choose(self, wanted: str | None) -> PublishedOrder:
+        """The order begun here, the one asked for, or the first that is free, fits and has nobody who serves."""
+        if self.joined.order is not None:
+            begun = [o for o in self.card.orders if o.digest == self.joined.order]
+            if not begun:
+                raise UserError(f"{self.folder}: its order is not published any more; use another --out")
+            return begun[0]
+        if wanted is not None:
+            named = [o for o in self.card.orders if o.order == wanted]
+            if not named:
+                names = ", ".join(o.order for o in self.card.orders[:40])
+                raise UserError(f"--order {wanted}: no such order; there are {names}")
+            return named[0]
+        offers = [offer for offer in self.offers() if offer.free and offer.hours is not None]
+        for offer in sorted(offers, key=lambda o: o.order.served):
+            if self.card.read_only or self.leases.take(offer.order.lease, self.joined.holder, self.names()) is not None:
+                return offer.order
+        raise UserError(
+            f"{self.place}: no order is free that fits this machine; name one with --order to work beside its holder"
+        )
+
+    def names(self) -> list[str]:
+        return [order.lease for order in self.card.orders]
+
+    def run(self, wanted: str | None = None, watch: Watch | None = None) -> Sent:
+        """Everything, or what is left of it."""
+        with reaching(self.place.url, "run the same command again: nothing is lost"):
+            return self.take_part(wanted, watch)
+
+    def take_part(self, wanted: str | None, watch: Watch | None) -> Sent:
+        listed = self.choose(wanted)
+        order = self.order_of(listed)
+        self.write_joined(listed.digest)
+        lease = None
+        if not self.card.read_only and find(self.folder / "expert") is None:
+            lease = self.leases.take(listed.lease, self.joined.holder, self.names())
+            if lease is None:
+                self.say(f"order {listed.order} has another holder; both experts will be judged, and both are credited")
+        renewing = Renewing(self.leases, lease, watch, self.say)
+        expert = train(
+            f"{self.place}/{listed.path}",
+            self.folder / "expert",
+            resources=Resources(self.device, self.memory),
+            sheets=True,
+            watch=renewing,
+        )
+        if expert is None:
+            raise UserError("join: runs as one process; use `atoll train` under torchrun and send the folder by hand")
+        if self.key is not None:
+            sign_contribution(self.folder / "expert", self.key)
+        if self.card.read_only:
+            return Sent(expert, None)
+        sent = self.send(order, expert)
+        renewing.finish(order.training.images)
+        return Sent(expert, sent)
+
+    def send(self, order: Order, expert: Artifact) -> Store:
+        """Upload the expert, manifest last: half of one is none. What is there already is not sent again."""
+        place = self.place.child(INBOX, self.joined.holder, f"{order.name}-{expert.digest[:12]}")
+        if place.exists(MANIFEST):
+            return place
+        folder = self.folder / "expert"
+        names = [*expert.names(), *([SIGNATURE] if self.key is not None else [])]
+        names += ["provenance.json"] if self.provenance else []
+        for name in names:
+            send_file(place, folder / name, name)
+        place.write(MANIFEST, (folder / MANIFEST).read_bytes())
+        return place
+
+
+def send_file(place: Store, source: Path, name: str) -> None:
+    if place.is_local:
+        place.write(name, source.read_bytes())
+    else:
+        place.upload(source, name)
+
+
+class Renewing:
+    """Passes every step on, and keeps the lease alive; a store that does not answer stops no training."""
+
+    def __init__(self, leases: Leases, lease: Lease | None, watch: Watch | None, say: Say) -> None:
+        self._leases, self._lease, self._watch, self._say = leases, lease, watch, say
+        self._every = leases.seconds / RENEWALS
+        self._due = 0.0
+
+    def __call__(self, now: Progress) -> None:
+        if self._lease is not None and now.note is None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every
+            self._write(now.images, now.total, now.seconds_left)
+        if self._watch is not None:
+            self._watch(now)
+
+    def finish(self, images: int) -> None:
+        self._write(images, images, 0.0, done=True)
+
+    def _write(self, images: int, total: int, left: float | None, done: bool = False) -> None:
+        if self._lease is None or self._lease.file is None:
+            return
+        file = LeaseFile(holder=self._lease.file.holder, images=images, total=total, seconds_left=left, done=done)
+        try:
+            kept = self._leases.renew(self._lease, file)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            return  # again a quarter of the lease later
+        if not kept:
+            self._say("the lease went to somebody else; going on all the same, both experts will be judged")
+            self._lease = None
+
+
+def cpu_rate(size: int = 512) -> float:
+    """Operations per second of a matrix product here, in a twentieth of a second."""
+    a = torch.randn(size, size)
+    a @ a
+    began, times = time.perf_counter(), 0
+    while time.perf_counter() - began < 0.05:
+        a @ a
+        times += 1
+    return 2 * size**3 * times / (time.perf_counter() - began)

@@ -1,0 +1,63 @@
+"""Who a contribution is from: a signature beside its manifest, of the manifest's digest together with the order's.
+
+The organiser keeps RUN/allowed_signers. Names come from there; a contribution has no name of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..artifacts import Artifact, Manifest, Store, UserError
+from ..artifacts.signing import MOST_SIGNATURE, sign, signer, statement
+from ..islands.expert import KIND
+from .quarantine import Refused, opened
+
+SIGNATURE = "manifest.json.sig"
+SIGNERS = "allowed_signers"  # of the run, and only there: it is never published
+MOST_SIGNERS = 2**20
+
+
+def contribution_statement(manifest: Manifest) -> bytes:
+    return statement("contribution", manifest=manifest.digest(), order=manifest.parents["order"])
+
+
+def sign_contribution(folder: Path, key: str | Path) -> None:
+    """Leave a signature beside a finished expert's manifest."""
+    manifest = Artifact.open(folder, KIND).manifest
+    if "order" not in manifest.parents:
+        raise UserError(f"{folder}: was trained for no order, so there is nothing to sign for")
+    Store.at(folder).write(SIGNATURE, sign(contribution_statement(manifest), key))
+
+
+def read_signature(source: Store) -> bytes | None:
+    try:
+        with opened(source, SIGNATURE) as stream:
+            return stream.read(MOST_SIGNATURE + 1)
+    except FileNotFoundError:
+        return None
+
+
+def read_signers(run: Store, given: str | Path | None) -> bytes | None:
+    """The organiser's list: the one given, or the run's; None where there is none."""
+    if given is not None:
+        try:
+            return Path(given).expanduser().read_bytes()
+        except OSError as error:
+            raise UserError(f"--signers {given}: cannot be read ({(error.strerror or '').lower()})") from error
+    try:
+        return run.read(SIGNERS, MOST_SIGNERS)
+    except FileNotFoundError:
+        return None
+
+
+def contributor(
+    manifest: Manifest, signature: bytes | None, signers: bytes | None, unsigned_ok: bool, where: str
+) -> str | None:
+    """The name of whoever signed a contribution; Refused if that is nobody known and somebody is asked for."""
+    name = None
+    if signature is not None and signers is not None:
+        name = signer(contribution_statement(manifest), signature, signers)
+    if name is not None or unsigned_ok:
+        return name
+    why = "it is not signed" if signature is None else f"its signature is of nobody in {SIGNERS}, or of something else"
+    raise Refused(f"{where}: stays in quarantine, {why}; --unsigned-ok takes it all the same")

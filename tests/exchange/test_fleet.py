@@ -1,0 +1,82 @@
+"""Launch files that their own programs can read, and a published place at a glance."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from atoll.artifacts import Artifact, Store, UserError
+from atoll.artifacts.signing import allowed_line, fingerprint
+from atoll.exchange.fleet import fleet, names_by_key
+from atoll.exchange.leases import LeaseFile, Leases
+from atoll.exchange.published import open_card, publish
+from atoll.planning.launch import write_launch
+from exchange.test_signatures import new_key
+from runs import atoll
+
+
+@pytest.fixture
+def run(planned: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(planned, tmp_path / "a run"))
+
+
+@pytest.mark.parametrize("launcher", ["skypilot", "slurm", "shell"])
+def test_every_order_has_a_launch_file_that_runs_one_command(launcher: str, run: Path) -> None:
+    place = write_launch(Artifact.open(run / "orders"), launcher, "s3://bucket/it's here")
+    files = sorted(place.path.iterdir())
+    assert [file.stem for file in files] == ["00", "01", "02"]
+    text = files[1].read_text()
+    if launcher == "skypilot":
+        job = yaml.safe_load(text)
+        assert set(job) == {"name", "resources", "setup", "run"}
+        line = job["run"].strip()
+    else:
+        subprocess.run(["sh", "-n", str(files[1])], check=True)
+        line = text.strip().splitlines()[-1].removeprefix("exec ").removeprefix("srun ")
+    assert shlex.split(line) == ["atoll", "join", "s3://bucket/it's here", "--order", "01", "--out", "expert-01"]
+
+
+def test_without_a_url_islands_train_from_the_run_and_a_wrong_name_is_one_line(run: Path) -> None:
+    place = write_launch(Artifact.open(run / "orders"), "shell", None)
+    assert shlex.split((place.path / "02.sh").read_text().splitlines()[-1])[1:4] == [
+        "atoll",
+        "train",
+        f"{run}/orders/02.json",
+    ]
+    with pytest.raises(UserError, match="--launch cron: not known; use one of skypilot, slurm, shell"):
+        write_launch(Artifact.open(run / "orders"), "cron", None)
+
+
+def test_status_of_what_was_published_shows_work_in_the_lists_names(run: Path, tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    publish(Store.at(run), Store.at(public))
+    card, key = open_card(Store.at(public)), new_key(tmp_path, "key")
+    leases = Leases(Store.at(public), card.lease_seconds, 2)
+    lease = leases.take(card.orders[1].lease, fingerprint(key))
+    assert lease is not None
+    leases.renew(lease, LeaseFile(holder=fingerprint(key), images=480, total=1920, seconds_left=7200.0))
+    (public / "inbox" / "x" / "02-0123456789ab").mkdir(parents=True)
+    (public / "inbox" / "x" / "02-0123456789ab" / "manifest.json").write_text("{}")
+    (public / "inbox" / "x" / "02-half").mkdir()
+    states = {row.order: (row.state, row.share, row.hours_left, row.came) for row in fleet(Store.at(public), card)}
+    assert states == {"00": ("free", None, None, 0), "01": ("taken", 0.25, 2.0, 0), "02": ("free", None, None, 1)}
+    (tmp_path / "signers").write_bytes(allowed_line("alice", key))
+    assert names_by_key((tmp_path / "signers").read_bytes()) == {fingerprint(key): "alice"}
+    shown = atoll("status", public, "--signers", tmp_path / "signers").stdout
+    assert "alice" in shown
+    assert "25%" in shown
+
+
+def test_a_runs_status_tells_of_what_was_refused(run: Path) -> None:
+    (run / "quarantine" / "01-0123456789ab").mkdir(parents=True)
+    reason = {"reason": "it: refused, [/nope] \x1b[2J too bad"}
+    (run / "quarantine" / "01-0123456789ab" / "reasons.json").write_text(json.dumps(reason))
+    shown = atoll("status", run).stdout
+    assert "too bad" in " ".join(shown.split())
+    assert "\x1b[2J" not in shown

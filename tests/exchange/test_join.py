@@ -1,0 +1,299 @@
+"""From `publish` to `admit --inbox-at`: what leaves, who works on what, and that a stop at any moment loses nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from atoll.artifacts import Artifact, Store, UserError, find
+from atoll.exchange.join import JOINED, Joining
+from atoll.exchange.leases import Lease, LeaseFile, Leases
+from atoll.exchange.published import find_card, policy, publish
+from exchange.test_signatures import new_key
+from runs import ATOLL, atoll
+from s3_servers import moto_bucket, reached_at
+
+ALICE, BOB = "a" * 16, "b" * 16
+
+
+@pytest.fixture
+def published(planned: Path, tmp_path: Path) -> Path:
+    publish(Store.at(planned), Store.at(tmp_path / "public"))
+    return tmp_path / "public"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_what_contributors_need_leaves_the_run(planned: Path, published: Path) -> None:
+    """Orders and the shards they name, and not one file more: no holdout, no index, no manifest with its digests."""
+    orders = [json.loads((planned / "orders" / f"0{k}.json").read_text()) for k in range(3)]
+    shards = {ref["path"] for order in orders for ref in order["shards"]}
+    assert names(published) == {"published.json", *(f"orders/0{k}.json" for k in range(3)), *shards}
+    assert not any("holdout" in name or name.startswith("data") for name in names(published))
+    before = {name: (published / name).stat().st_mtime_ns for name in shards}
+    publish(Store.at(planned), Store.at(published))
+    assert before == {name: (published / name).stat().st_mtime_ns for name in shards}, "sent once"
+
+
+def test_a_policy_lets_contributors_write_to_two_places_only() -> None:
+    statements = json.loads(policy("s3://bucket/flowers"))["Statement"]
+    writes = {r for s in statements if "s3:PutObject" in s["Action"] for r in s["Resource"]}
+    reads = {r for s in statements if "s3:GetObject" in s["Action"] for r in s["Resource"]}
+    assert writes == {"arn:aws:s3:::bucket/flowers/leases/*", "arn:aws:s3:::bucket/flowers/inbox/*"}
+    assert not any("inbox" in resource for resource in reads), "nobody reads what others sent"
+    assert not any("Delete" in action for s in statements for action in s["Action"])
+
+
+def aged(place: Path, seconds: float) -> None:
+    """As if the store had got this file so long ago."""
+    then = place.stat().st_mtime - seconds
+    os.utime(place, (then, then))
+
+
+def test_a_lease_is_renewed_lost_and_taken_over_by_the_stores_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = Leases(Store.at(tmp_path), seconds=100, most=1)
+    mine = leases.take("00-x", ALICE)
+    assert mine is not None
+    assert leases.take("00-x", BOB) is None, "it has a holder"
+    assert leases.take("00-x", ALICE) is not None, "its own holder finds it again"
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # a skewed clock of one's own counts for nothing
+    assert leases.take("00-x", BOB) is None
+    file = tmp_path / "leases" / "00-x" / "000001.json"
+    aged(file, 150)
+    assert leases.renew(mine, LeaseFile(holder=ALICE, images=5, total=10)), "late, but nobody took it"
+    assert leases.take("00-x", BOB) is None
+    aged(file, 150)
+    taken = leases.take("00-x", BOB)
+    assert taken is not None
+    assert taken.epoch == 2
+    assert not leases.renew(mine, LeaseFile(holder=ALICE)), "lost"
+    assert json.loads(file.read_text())["images"] == 5, "and not written"
+    with pytest.raises(UserError, match="holds 1 leases already"):
+        leases.take("01-y", BOB, ["00-x", "01-y"])
+    (tmp_path / "leases" / "01-y").mkdir()
+    (tmp_path / "leases" / "01-y" / "000001.json").write_text("\x1b[2J garbage")
+    garbage = leases.take("01-y", ALICE)
+    assert garbage is not None
+    assert garbage.epoch == 2, "what is no lease holds nobody up"
+
+
+def test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left(
+    planned: Path, published: Path, tmp_path: Path
+) -> None:
+    """A whole life: three orders, each taken once; stopped by kill -9 in between; admitted by the list's name."""
+    key = new_key(tmp_path, "key")
+    command = ["join", published, "--out", tmp_path / "mine", "--key", key, "--device", "cpu"]
+    dry = atoll(*command, "--dry-run")
+    assert "would take the first that is free" in dry.stdout
+    assert not (tmp_path / "mine").exists()
+    assert not (published / "leases").exists()
+    process = subprocess.Popen([*ATOLL, *map(str, command)], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "mine" / "expert" / "state").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    atoll(*command)
+    (sent,) = (published / "inbox").glob("*/*/manifest.json")
+    assert sent.parent.parent.name == json.loads((tmp_path / "mine" / JOINED).read_text())["holder"]
+    assert not (sent.parent / "provenance.json").exists(), "nothing about this machine"
+    assert Artifact.open(sent.parent).digest == Artifact.open(tmp_path / "mine" / "expert").digest
+    assert "sent: expert" in atoll(*command).stdout, "again: nothing new"
+    leases = sorted(path.parent.name for path in (published / "leases").glob("0*/*.json"))
+    assert [name[:2] for name in leases] == ["00"], "one lease, one epoch, through the kill"
+    assert json.loads(next((published / "leases").glob("0*/*.json")).read_text())["done"]
+
+
+def test_an_upload_that_is_cut_is_no_contribution_and_the_same_call_finishes_it(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining = Joining(Store.at(published), tmp_path / "mine", device="cpu")
+    write, cut = Store.write, []
+
+    def failing(self: Store, name: str, data: bytes) -> None:
+        if "inbox" in self.url and name == "model.safetensors" and not cut:
+            cut.append(name)
+            write(self, name, data[: len(data) // 2])
+            raise ConnectionResetError("cut")
+        write(self, name, data)
+
+    monkeypatch.setattr(Store, "write", failing)
+    with pytest.raises(UserError, match=r"does not answer .cut.; run the same command again"):
+        joining.run()
+    (half,) = (published / "inbox").glob("*/*")
+    assert find(half) is None, "no manifest: not there"
+    sent = Joining(Store.at(published), tmp_path / "mine", device="cpu").run()
+    assert sent.place is not None
+    assert Artifact.open(sent.place).digest == sent.expert.digest
+    for name in sent.expert.names():
+        Artifact.open(sent.place).file(name)
+
+
+def test_a_store_that_is_away_stops_no_training(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewals fail from the first to the last; the expert is made and sent all the same."""
+    monkeypatch.setattr(Leases, "renew", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
+    sent = Joining(Store.at(published), tmp_path / "mine", device="cpu").run()
+    assert sent.place is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_anywhere_the_same_command_ends_with_the_same_expert(published: Path, tmp_path: Path) -> None:
+    """kill -9 at ten random moments; then it is let finish: one contribution, whole, as if nothing had happened."""
+    unbroken = Joining(Store.at(published), tmp_path / "unbroken", device="cpu").run("00").expert.digest
+    key, numbers = new_key(tmp_path, "key"), random.Random(0)
+    command = ["join", "--order", "00", published, "--out", tmp_path / "mine", "--key", key, "--device", "cpu"]
+    began = time.monotonic()
+    atoll("join", "--order", "00", published, "--out", tmp_path / "timed", "--unsigned", "--device", "cpu")
+    whole = time.monotonic() - began
+    for _ in range(10):
+        process = subprocess.Popen([*ATOLL, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(whole * numbers.uniform(0.3, 1.0))
+        process.kill()
+        process.wait()
+        for manifest in (published / "inbox").glob("*/*/manifest.json"):
+            artifact = Artifact.open(manifest.parent)  # at every moment what has a manifest is whole
+            for name in artifact.names():
+                artifact.file(name)
+    atoll(*command)
+    holder = json.loads((tmp_path / "mine" / JOINED).read_text())["holder"]
+    (sent,) = (published / "inbox" / holder).glob("*/manifest.json")
+    assert Artifact.open(sent.parent).digest == unbroken
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_same_command_finishes(published: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 100 kB: the expert's weights do, when they are written."""
+    command = [*ATOLL, "join", str(published), "--out", str(tmp_path / "mine"), "--device", "cpu", "--unsigned"]
+    limited = f"ulimit -f 100; exec {shlex.join(command)}"
+    process = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
+    assert process.returncode == 2, process.stderr
+    assert "Traceback" not in process.stderr
+    assert not (published / "inbox").exists()
+    atoll(*command[3:])
+    assert len(list((published / "inbox").glob("*/*/manifest.json"))) == 1
+
+
+def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs", reason="needs s3fs: S3 NOT TESTED HERE")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with reached_at(9), pytest.raises(UserError, match="does not answer"):  # port 9: nobody listens
+        Joining(Store.at("s3://bucket/it"), tmp_path / "mine")
+
+
+def test_several_may_work_on_one_order_and_an_expired_lease_costs_nothing(published: Path, tmp_path: Path) -> None:
+    first = Joining(Store.at(published), tmp_path / "a", device="cpu")
+    listed = first.choose(None)
+    first.write_joined(listed.digest)
+    (file,) = (published / "leases").glob("0*/000001.json")
+    aged(file, 10_000)
+    second = Joining(Store.at(published), tmp_path / "b", device="cpu").run(listed.order)
+    said: list[str] = []
+    third = Joining(Store.at(published), tmp_path / "a", device="cpu", say=said.append).run()
+    assert second.place != third.place
+    assert second.expert.digest == third.expert.digest, "the same order on the same kind of machine"
+
+
+def test_without_leases_the_folder_is_left_to_be_sent(planned: Path, tmp_path: Path) -> None:
+    publish(Store.at(planned), Store.at(tmp_path / "public"), read_only=True)
+    sent = Joining(Store.at(tmp_path / "public"), tmp_path / "mine", device="cpu").run("01")
+    assert sent.place is None
+    assert find(tmp_path / "mine" / "expert") is not None
+    assert not (tmp_path / "public" / "inbox").exists()
+
+
+@pytest.mark.parametrize("what", ["changed", "unsigned", "another key"])
+def test_an_order_that_is_not_the_organisers_is_not_trained(what: str, planned: Path, tmp_path: Path) -> None:
+    public, key = tmp_path / "public", new_key(tmp_path, "organiser")
+    publish(Store.at(planned), Store.at(public), key=key)
+    joining = Joining(Store.at(public), tmp_path / "mine", device="cpu")
+    listed = joining.choose("00")
+    joining.order_of(listed)
+    if what == "changed":
+        text = (public / "orders" / "00.json").read_text()
+        (public / "orders" / "00.json").write_text(text.replace('"seed": ', '"seed": 1'))
+    elif what == "unsigned":
+        (public / "orders" / "00.json.sig").unlink()
+    else:
+        joining.write_joined(listed.digest)
+        publish(Store.at(planned), Store.at(public), key=new_key(tmp_path, "mallory"))
+    with pytest.raises(UserError, match=r"is not the order|not signed by the organiser|has changed since"):
+        Joining(Store.at(public), tmp_path / "mine", device="cpu").run("00")
+    assert not (tmp_path / "mine" / "expert").exists()
+
+
+def test_a_card_from_a_stranger_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing is published here"):
+        Joining(Store.at(tmp_path), tmp_path / "mine")
+    for text in ("[" * 100_000, "{}", '{"orders": [{"path": "../../etc/passwd"}]}', "\x1b[2J"):
+        (tmp_path / "published.json").write_text(text)
+        with pytest.raises(UserError, match="cannot be read") as caught:
+            find_card(Store.at(tmp_path))
+        assert str(caught.value).isprintable()
+
+
+# ---- races on S3 ----
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with moto_bucket() as url:
+        yield url
+
+
+def test_on_s3_one_lease_has_one_holder_and_a_run_goes_through(planned: Path, bucket: str, tmp_path: Path) -> None:
+    place = Store.at(f"{bucket}/quick")
+    publish(Store.at(planned), place)
+    leases = Leases(place, 3600, 2)
+    assert leases.take("00-x", ALICE) is not None
+    assert leases.take("00-x", BOB) is None
+    sent = Joining(place, tmp_path / "mine", device="cpu").run()
+    assert sent.place is not None
+    assert Artifact.open(sent.place).digest == sent.expert.digest
+
+
+def taker(url: str, who: int, rounds: int, start: Barrier, settings: dict[str, str], folder: str) -> None:
+    os.environ.update(settings)
+    leases = Leases(Store.at(url), 3600, 10**6)
+    won = []
+    for number in range(rounds):
+        start.wait(600)
+        lease: Lease | None = leases.take(f"{number:02d}-race", f"{who:016x}")
+        won.append(lease is not None)
+    Path(folder, f"{who}.json").write_text(json.dumps(won))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_32_processes_for_one_lease_20_rounds(bucket: str, tmp_path: Path) -> None:
+    processes, rounds = 32, 20
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["atoll.exchange.leases", "s3fs"])
+    start = context.Barrier(processes)
+    settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    arguments = [(f"{bucket}/race", who, rounds, start, settings, str(tmp_path)) for who in range(processes)]
+    started = [context.Process(target=taker, args=each, daemon=True) for each in arguments]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(1800)
+        assert process.exitcode == 0
+    won = [json.loads((tmp_path / f"{who}.json").read_text()) for who in range(processes)]
+    assert [sum(of_round) for of_round in zip(*won, strict=True)] == [1] * rounds, "one holder each"

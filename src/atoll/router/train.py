@@ -21,11 +21,14 @@ from ..models.router import Router, RouterConfig
 from ..training.checkpoints import saved_execution
 from ..training.execution import device_name
 from ..training.loop import Progress, Watch, averaged, fit
+from ..training.memory import HOST_ACTIVATIONS
 from ..training.recipe import Training
 from ..training.resources import Resources
 from ..training.seeds import seed_from
 from .card import KIND, RouterCard, load_router, write_router
 from .learning import ClusteredSamples, RouterLearner
+
+ACTIVATIONS = HOST_ACTIVATIONS / 2  # of a micro-batch on a CPU: a router is to take no more memory than an expert
 
 
 class RouterPlan(BaseModel):
@@ -81,7 +84,8 @@ def train_router(
             return done
         clustered = ClusteredSamples(data, partition)
         cost = account(plan.network.trunk)
-        choice = resources.choose(cost, plan.training, clustered.shards.nbytes(), saved_execution(out / "state"))
+        saved = saved_execution(out / "state")
+        choice = resources.choose(cost, plan.training, clustered.shards.nbytes(), saved, ACTIVATIONS)
         if choice.said is not None and watch is not None:
             watch(Progress(0, plan.training.images, note=f"computing: {choice.said}"))
         device = choice.open_device()

@@ -107,12 +107,12 @@ def images_per_s(cost: Cost, machine: Machine, execution: Execution, batch: int)
     return share * batch / max(device, host)
 
 
-def plain_execution(cost: Cost, batch: int, device: str) -> Execution:
+def plain_execution(cost: Cost, batch: int, device: str, activations: float = HOST_ACTIVATIONS) -> Execution:
     """How a network trains where there is no CUDA card: by itself and its batch alone, so that equal orders give equal
-    experts. A batch is cut where it would take much memory and no less time.
+    experts. A batch is cut where it would take more than so many bytes of activations, and no less time.
     """
     values = cost.activation_bytes(1, value_bytes=FLOAT32)
-    parts = next((size for size in divisors(batch) if size * values <= HOST_ACTIVATIONS), 1)
+    parts = next((size for size in divisors(batch) if size * values <= activations), 1)
     return Execution(device=device, micro_batch=None if parts == batch else parts)
 
 

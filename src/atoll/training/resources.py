@@ -14,7 +14,7 @@ from ..artifacts import UserError, explain
 from ..models.accounting import Cost
 from .execution import Execution, named_or_best, open_device
 from .machines import Machine, reachable, stay_within, this_gpu
-from .memory import fits, next_smaller, plain_execution
+from .memory import HOST_ACTIVATIONS, fits, next_smaller, plain_execution
 from .recipe import Training
 from .team import placed_on, team_size
 
@@ -39,8 +39,18 @@ class Resources:
             raise UserError(f"--device {self.wanted_device}: this machine has none; use cpu")
         self._insisted(Execution())
 
-    def choose(self, cost: Cost, training: Training, samples: int, saved: Execution | None) -> Choice:
-        """The execution for a network of this cost; `samples` is the bytes of its data, `saved` what it had so far."""
+    def choose(
+        self,
+        cost: Cost,
+        training: Training,
+        samples: int,
+        saved: Execution | None,
+        activations: float = HOST_ACTIVATIONS,
+    ) -> Choice:
+        """The execution for a network of this cost; `samples` is the bytes of its data, `saved` what it had so far.
+
+        `activations` is the bytes that one micro-batch may take of them without a CUDA card.
+        """
         wanted = self.wanted_device
         if saved is not None and self.memory is None and wanted in (None, saved.device) and usable(saved.device):
             execution = self._insisted(saved)
@@ -51,7 +61,7 @@ class Resources:
             return self._best_on(device, cost, training, samples)
         if self.memory is not None:
             raise UserError(f"--memory: means a CUDA card's memory, and {device} is none; leave it out")
-        fresh = plain_execution(cost, training.batch, device)
+        fresh = plain_execution(cost, training.batch, device, activations)
         before = saved if saved is not None and torch.device(saved.device).type == kind else fresh
         execution = self._insisted(before.model_copy(update={"device": device}))
         return Choice(execution, cost, training, samples)

@@ -98,7 +98,7 @@ def test_an_unfinished_or_refused_expert_keeps_no_other_out(
     said = capsys.readouterr()
     assert "already admitted: cluster 3" in said.out
     assert "is not finished, its last checkpoint is after 4,096 images" in said.err
-    assert "nowhere: does not exist" in said.err
+    assert "nowhere: holds no finished expert" in said.err
     assert "2 of 3 were not admitted" in said.err
 
 

@@ -110,7 +110,7 @@ def test_an_inbox_is_taken_whole_and_one_refusal_stops_nobody(run: Path, honest:
     process = atoll("admit", "--inbox", "--unsigned-ok", "--out", mine, check=False)
     assert process.returncode == 2
     assert "admitted: cluster 1" in process.stdout or "admitted, but" in process.stdout
-    assert "1 of 2 were refused" in process.stderr
+    assert "1 of 2 were not admitted" in process.stderr
     (reasons,) = (mine / "quarantine").rglob("reasons.json")
     assert "cluster" in json.loads(reasons.read_text())["reason"]
 

@@ -102,7 +102,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 ) -> None:
     command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    island = Island("00", tmp_path, planned / "orders" / "00.json", images=0)
+    island = Island("00", planned / "orders" / "00.json", tmp_path / "expert", tmp_path / "errors.txt", images=0)
     while images_seen(island) == 0:
         time.sleep(0.01)
     process.send_signal(number)
@@ -115,7 +115,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
 
 def test_how_far_an_island_is_comes_from_the_last_line_that_says_so(tmp_path: Path) -> None:
-    island = Island("00", tmp_path, tmp_path / "00.json", images=100)
+    island = Island("00", tmp_path / "00.json", tmp_path / "expert", tmp_path / "errors.txt", images=100)
     assert images_seen(island) == 0, "no log yet"
     island.expert.mkdir()
     log = island.expert / "log.jsonl"
@@ -185,7 +185,8 @@ def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tm
     other = changed_order(planned, tmp_path / "run", learning_rate=0.5)
     process = atoll("train", other, "--out", tmp_path / "expert", check=False)
     assert process.returncode == 2
-    assert "training.learning_rate: 0.003 -> 0.5" in process.stderr
+    before = read_order(planned / "orders" / "00.json")[0].training.learning_rate
+    assert f"training.learning_rate: {before} -> 0.5" in process.stderr
     assert process.stderr.count("\n") == 1
 
 
@@ -249,7 +250,7 @@ exec {sys.executable} -m atoll train {island.order} --out {island.expert} --quie
         ["unshare", "--user", "--map-root-user", "--mount", "--net", "sh", "-c", inside],
         capture_output=True,
         text=True,
-        cwd=island.folder,
+        cwd=tmp_path / "island",
         check=False,
     )
     if process.returncode == 99 or process.stderr.startswith("unshare:"):
@@ -337,7 +338,7 @@ def test_an_island_learns_labels_where_some_samples_have_none(tmp_path: Path) ->
 
 def test_handed_out_shards_come_and_go_without_the_runs(planned: Path, tmp_path: Path) -> None:
     island = hand_out(Store.at(planned), "01", tmp_path)
-    shutil.rmtree(island.folder / "inbox" / "partition")
+    shutil.rmtree(tmp_path / "inbox" / "partition")
     assert find(planned / "partition") is not None
     assert hand_out(Store.at(planned), "01", tmp_path) == island, "what is missing is handed out again"
 

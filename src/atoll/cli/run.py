@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError
-from ..ensemble.versions import clean_run
+from ..ensemble.versions import clean_run, open_ensemble
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
 from ..pipeline.sizing import forecast, size_run
 from ..pipeline.stages import STAGES, carry_out, was_compared
@@ -109,6 +109,9 @@ def carry_out_and_tell(
         tell_next(run, until)
         return
     print_evaluation(evaluation)
+    if empty := open_ensemble(run).empty_clusters():
+        without = ", ".join(map(str, empty))
+        say(f"without the experts of clusters {without}, which were refused: `atoll status {run.path}` says why")
     if (accuracy := accuracy_line(Artifact.open(run.child("router"), "router"), blind=False)) is not None:
         say(f"the router {accuracy}")
     console.print(f"\neverything is there, after {time.monotonic() - began:.0f} s:")

@@ -270,7 +270,8 @@ class Judge:
             unit = mean_error(holdout.gaussian(cluster), holdout, draws)
             there = mean_error(bridge, holdout, draws, self.device)
             self.measured[f"cluster {cluster}"] = ratio(there, unit)
-            if not there / unit < STRANGER * own or cluster not in serving:
+            # worse than a Gaussian it is nobody's expert yet: a short training, no stranger's
+            if not there / unit < min(1.0, STRANGER * own) or cluster not in serving:
                 continue
             try:
                 theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..artifacts import Artifact, Store
+from ..artifacts import Artifact, Store, UserError
 from ..data.engine import Local, workers_for
 from ..data.prepare import prepare
 from ..data.progress import Progress
@@ -66,9 +66,7 @@ def carry_out(
         return None
     for monolith in others:
         register_monolith(run, Artifact.open(monolith.expert, "expert"))
-    for done, island in enumerate(islands):
-        admit(run, island.expert)
-        show("admitting experts", done + 1, len(islands))
+    admit_all(run, islands, show)
     if last < STAGES.index("router"):
         return None
 
@@ -117,6 +115,22 @@ def train_islands(islands: list[Island], device: str, show: Progress) -> None:
     run_islands(islands, places=places_for(islands, device), on_progress=watch)
     for island in islands:
         watch(island.name, island.images, island.images)
+
+
+def admit_all(run: Store, islands: list[Island], show: Progress) -> None:
+    """Every expert, judged as a stranger's. The model does without one that is refused; its reasons are in quarantine/.
+
+    A short training on a small cluster may well fail: that must not cost the run of all others.
+    """
+    refused: list[UserError] = []
+    for done, island in enumerate(islands):
+        try:
+            admit(run, island.expert)
+        except UserError as error:
+            refused.append(error)
+        show("admitting experts", done + 1, len(islands))
+    if len(refused) == len(islands):
+        raise refused[0]
 
 
 def fit_router(

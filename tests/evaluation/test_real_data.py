@@ -11,7 +11,7 @@ import torch
 
 from atoll.artifacts import UserError
 from atoll.data.prepare import prepare
-from atoll.evaluation.evaluate import RealData, write_npz
+from atoll.evaluation.evaluate import RealData, principal_axes, write_npz
 from image_forms import CONFIG, folder, pictures
 
 
@@ -58,17 +58,26 @@ def test_networks_that_read_nothing_are_asked_for_nothing(tmp_path: Path) -> Non
     assert RealData(replace(data, manifest=manifest), 1.0).prompts(2) == (["", ""], None)
 
 
-def test_every_score_is_measured_and_few_samples_are_refused(tmp_path: Path) -> None:
-    items = pictures(60)
+def test_every_score_is_measured_in_as_many_directions_as_samples_tell(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"features": "efficientnet-lite0"})
-    real = RealData(prepare(folder(tmp_path / "source", items), tmp_path / "data", config), 1.0)
-    with pytest.raises(UserError, match="needs more than 1280"):
-        real.refuse_too_few(1000)
+    data = prepare(folder(tmp_path / "source", pictures(60)), tmp_path / "data", config)
+    real = RealData(data, 1.0, count=12)
+    assert real.directions == 3
     images = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     found = real.measure(images, None, ["a", "b", "c"] * 4)
     low, high = found["frechet_interval"]
     assert low < found["frechet"] < high
     assert {"kernel", "precision", "recall", "diversity"} <= set(found["scores"])
+    assert [real.directions_for(count) for count in (1000, 1280, 1281)] == [250, 320, None]
+    with pytest.raises(UserError, match="-n 4: too few"):
+        RealData(data, 1.0, count=4)
+
+
+def test_principal_axes_are_those_of_the_singular_values() -> None:
+    features = np.random.default_rng(0).normal(size=(50, 6)) * np.array([1, 9, 3, 7, 2, 5])
+    axes = principal_axes(features, 3)
+    _, _, rows = np.linalg.svd(features - features.mean(0))
+    assert np.abs(np.abs(rows[:3] @ axes) - np.eye(3)).max() < 1e-9
 
 
 def test_images_for_foreign_evaluators_are_what_they_read(tmp_path: Path) -> None:

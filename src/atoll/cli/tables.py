@@ -44,9 +44,11 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     console.print(table)
     chance = floors.get("chance")
     by_chance = "" if chance is None else f" (by chance {chance:.1%})"
+    directions = evaluation.get("frechet_directions")
+    among = "" if directions is None else f" in the {directions} directions they vary most in"
     told = f"right: recognised as what was asked for{by_chance}. " if seen else ""
     console.print(
-        f"[dim]{told}Frechet: distance to the real images. nearest: median distance "
+        f"[dim]{told}Frechet: distance to the real images{among}. nearest: median distance "
         "to the nearest training image (real: to the nearest other one).[/dim]"
     )
     for guidance, row in (evaluation["against_monolith"] or {}).items():

@@ -35,6 +35,7 @@ from .scores import SCORES, Sets
 from .scores.frechet import FrechetReference
 
 NAME = "evaluation.json"
+FEWEST = 8  # samples to measure anything by
 ENOUGH_UNSEEN = 1000  # images kept from training, to stand for the data
 EXTRACTED = 500  # images whose features are computed at once
 Progress = Callable[[str, int, int], None]  # (arm, images done, images in all)
@@ -108,8 +109,8 @@ def evaluate(
     """
     version = open_ensemble(run)
     data = open_reference(run, version.data, "data")
-    real = RealData(data, plan.feature_scale, device=named_or_best(device).split(",")[0], resamples=plan.resamples)
-    real.refuse_too_few(plan.count)
+    where = named_or_best(device).split(",")[0]
+    real = RealData(data, plan.feature_scale, device=where, resamples=plan.resamples, count=plan.count)
     prompts, wanted = real.prompts(plan.count)
 
     kept: dict[tuple[str, str | None], Model] = {}
@@ -153,6 +154,7 @@ def evaluate(
         "plan": plan.model_dump(mode="json"),
         "data": data.digest,
         "features": data.config["features"]["extractor"],
+        "frechet_directions": real.directions,
         "floors": real.floors(plan.count) | {"chance": chance_of(wanted)},
         "arms": arms,
         "against_monolith": against_monolith(arms),
@@ -172,13 +174,18 @@ def write_npz(images: Tensor, path: Path) -> None:
 class RealData:
     """The real features and labels, and everything that is measured against them."""
 
-    def __init__(self, data: Artifact, scale: float, *, device: str = "cpu", resamples: int = 20) -> None:
+    def __init__(
+        self, data: Artifact, scale: float, *, device: str = "cpu", resamples: int = 20, count: int | None = None
+    ) -> None:
+        """`count` is the number of samples that will be measured, if they may be fewer than the features."""
         index = Index.of(data)
         samples = ShardSet([data.file(name) for name in data.names("shards/")])
         self._device, self._resamples = device, resamples
         self._extractor = load_extractor(data.config["features"]["extractor"], device)
         self._scale = scale
         self.features: Features = samples.features(torch.arange(len(samples))).double().numpy() * scale
+        self.directions = None if count is None else self.directions_for(count)
+        self._axes = None if self.directions is None else principal_axes(self.features, self.directions)
         self.train = self.features[index.rows("train")]
         unseen = np.concatenate([index.rows("validation"), index.rows("holdout")])
         # neighbourhoods and kernels are looked at among images no training has seen, if they are enough
@@ -211,14 +218,21 @@ class RealData:
             return chosen, None
         return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])
 
-    def refuse_too_few(self, count: int) -> None:
-        """A covariance of fewer samples than features is singular, and the distance measures that.
+    def directions_for(self, count: int) -> int | None:
+        """How many principal directions of the real features a distance of `count` samples is taken in; None: in all.
 
-        Pixels are let pass: they are what the demo and first looks are measured by.
+        A covariance of fewer samples than features is singular, and a distance would measure that. Four samples for
+        each direction tell its width. Pixels are taken whole: they are what the demo is measured by.
         """
-        width = self.features.shape[1]
-        if count <= width and self._extractor.id != "pixels":
-            raise UserError(f"-n {count}: a Frechet distance of {width} features needs more than {width} samples")
+        if self._extractor.id == "pixels" or count > self.features.shape[1]:
+            return None
+        if count < FEWEST:
+            raise UserError(f"-n {count}: too few samples to measure by; paint {FEWEST} or more")
+        return count // 4
+
+    def in_directions(self, features: Features) -> Features:
+        """Features [N, D], or as many of their principal directions [N, d] as there are samples to measure by."""
+        return features if self._axes is None else features @ self._axes
 
     def measure(
         self, images: Tensor, wanted: np.ndarray | None, prompts: Sequence[str] | None = None
@@ -230,7 +244,7 @@ class RealData:
         recognised = None
         if self.recogniser is not None and wanted is not None and (asked := wanted >= 0).any():
             recognised = self.recogniser.share_right(features[asked], wanted[asked])
-        distance, *resampled = self._reference.distances(features, self._resamples, seed=0)
+        distance, *resampled = self._reference.distances(self.in_directions(features), self._resamples, seed=0)
         spread = 1.96 * float(np.std(resampled, ddof=1))
         groups = None
         if prompts is not None:
@@ -248,19 +262,25 @@ class RealData:
 
     @cached_property
     def _reference(self) -> FrechetReference:
-        return FrechetReference.of(self.features)
+        return FrechetReference.of(self.in_directions(self.features))
 
     def floors(self, count: int) -> dict[str, float | None]:
         """What real data scores: rows are in id order, and ids are hashes, so any slice is a random sample."""
-        half = len(self.features) // 2
+        features, half = self.in_directions(self.features), len(self.features) // 2
         return {
-            "frechet_half_against_half": frechet_distance(self.features[:half], self.features[half:]),
-            "frechet_count_against_all": frechet_distance(self.features[:count], self.features),
+            "frechet_half_against_half": frechet_distance(features[:half], features[half:]),
+            "frechet_count_against_all": frechet_distance(features[:count], features),
             "nearest_leave_one_out_median": float(
                 np.median(nearest_distances(self.train, self.train, leave_one_out=True))
             ),
             "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
         }
+
+
+def principal_axes(features: Features, count: int) -> Features:
+    """The `count` directions in which features [N, D] vary most, as columns [D, count]."""
+    _, vectors = np.linalg.eigh(np.atleast_2d(np.cov(features, rowvar=False)))
+    return vectors[:, ::-1][:, :count]
 
 
 def chance_of(wanted: np.ndarray | None) -> float | None:

@@ -277,7 +277,18 @@ class Page:
         for *cells, kind in rows:
             shown = "".join(f"<td>{escape(cells[column])}</td>" for column in kept)
             lines_.append(f'<tr class="{kind}">{shown}</tr>' if kind else f"<tr>{shown}</tr>")
-        return f"<table>{''.join(lines_)}</table>"
+        return f"<table>{''.join(lines_)}</table>{self.measured_by()}"
+
+    def measured_by(self) -> str:
+        """In how many directions of the features distances are taken, where samples are fewer than features."""
+        directions = self.evaluation.get("frechet_directions")
+        if directions is None:
+            return ""
+        count = self.evaluation["plan"]["count"]
+        return (
+            f"<p>{count:,} samples are fewer than the features have numbers, so Frechet distances are taken in the "
+            f"{directions} directions in which real features vary most. They compare on this page only.</p>"
+        )
 
     def nearness(self) -> str:
         """What the distance to the nearest training image says about these very samples, good or bad."""

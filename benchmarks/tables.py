@@ -842,11 +842,12 @@ def table_lines(table: str, own: list[dict[str, Any]], arms: dict[str, Any]) -> 
         paper = PAPER.get((table, first["model"], first["route"], first["guidance"]), "")
         if first["router"] == "blind" or first["fusion"] == "paper":
             paper = ""
+        more = "more than " if (first["route"] or "").startswith("threshold") else ""  # several experts now and then
         lines.append(
             f"| {name} | {first['route'] or '-'} | {first['guidance']:g} | "
             f"{distances} | {' / '.join(ratios) or '1'} | {paper} | "
             f"{mean('agreement'):.1%} | {mean('diversity'):.3f} | {mean('precision'):.2f} / {mean('recall'):.2f} | "
-            f"{first['flops']['training'] / 1e15:.2f} | {first['flops']['sampling'] / 1e9:.1f} |"
+            f"{first['flops']['training'] / 1e15:.2f} | {more}{first['flops']['sampling'] / 1e9:.1f} |"
         )
     return lines
 

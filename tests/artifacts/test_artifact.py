@@ -345,3 +345,13 @@ except UserError as error:
         pytest.skip(f"NOT TESTED HERE, no mount namespaces: {process.stderr}")
     assert "disk full while writing; free some space" in process.stdout
     assert process.stdout.strip().endswith("[]")
+
+
+def test_a_difference_at_the_end_of_two_long_texts_is_seen() -> None:
+    """Cut to forty characters from their beginning, two long texts once looked the same."""
+    old, new = ["x" * 60 + end for end in ("left", "right")]
+    (line,) = differences({"a": old}, {"a": new})
+    before, after = line.removeprefix("a: ").split(" -> ")
+    assert before != after
+    assert ("left" in before, "right" in after) == (True, True)
+    assert max(map(len, (before, after))) <= 45

@@ -1,7 +1,8 @@
-"""Do weights in eight bits paint as well? The demo's ensemble in float32, bfloat16 and int8, measured on its digits.
+"""Do weights in eight bits paint as well? An ensemble in float32, bfloat16 and int8, measured on its data.
 
     atoll demo --out runs/demo
     PYTHONPATH=src python3 benchmarks/int8.py runs/demo --out benchmarks/results/int8-demo.json
+    PYTHONPATH=src python3 benchmarks/int8.py runs/photos --count 200 --steps 25 --out int8-photographs.json
 
 Every arm paints the same prompts from the same noise (the evaluation's), and is measured like the demo's arms: Frechet
 distance to the real digits, share recognised. Beside it: how many images differ visibly from float32's, by a pixel that
@@ -39,11 +40,14 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=1000, help="images of an arm")
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="first seed; one set of images for each")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     run = Store.at(arguments.run)
-    real = RealData(Artifact.open(run.child("data"), "data"), scale=16.0)
+    data = Artifact.open(run.child("data"), "data")
+    digits = data.config["features"]["extractor"] == "pixels"  # measured by ink, from 0 to 16
+    real = RealData(data, scale=16.0 if digits else 1.0, count=arguments.count)
     prompts, wanted = real.prompts(arguments.count)
     rows = []
     for route in ("top-1", "top-2"):
@@ -51,7 +55,7 @@ def main() -> None:
             exact = None
             for name, how in ARMS.items():
                 model = atoll.load(arguments.run, device="cpu", weights=how.get("weights"))
-                sampling = Sampling(route=route, precision=how["precision"])
+                sampling = Sampling(route=route, precision=how["precision"], steps=arguments.steps)
                 latents = model.latents(prompts, image_seeds(seed, len(prompts)), sampling, batch=500)
                 images = model.decode(latents)
                 exact = images if exact is None else exact

@@ -59,6 +59,7 @@ BRANCH_SLACK = 0.1  # by which its answers without the condition may be worse th
 BAND_SLACK = 3.0  # a band of t may be this much worse than the mean may
 OUTSIDE_SLACK = 10.0  # the same outside its cluster, of which it has learned nothing
 STRANGER = 0.9  # of its own error in Gaussians that an expert of another cluster has there
+NO_BETTER = 0.97  # of a neighbour's error in one's own cluster: less is knowing one's own better
 CANARY_SLACK = 1.25  # by which images may move away from the data
 
 
@@ -263,7 +264,9 @@ class Judge:
                 )
 
     def refuse_neighbours(self, bridge: Any, holdout: Holdout, own: float) -> None:
-        """Who is clearly better in another cluster, and as good there as whoever serves it, is of that cluster."""
+        """Who is as good in another cluster as whoever serves it, and no better than that one in its own, is of that
+        cluster. To be good there is no fault: among photographs one cluster is easier than another for everybody.
+        """
         serving = {member.cluster: member for member in self.version.serving}
         for cluster in holdout.neighbours(cluster_of(self.order)):
             draws = Draws.of(holdout.inside(cluster), self.seed, "neighbour", NEIGHBOUR_PAIRS, 1)
@@ -277,7 +280,11 @@ class Judge:
                 theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
             except UserError:  # it is missing: nobody to compare with
                 continue
-            if there <= 1.1 * mean_error(theirs, holdout, draws, self.device):
+            if there > 1.1 * mean_error(theirs, holdout, draws, self.device):
+                continue
+            here = Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "own", NEIGHBOUR_PAIRS, 1)
+            mine, neighbours = (mean_error(one, holdout, here, self.device) for one in (bridge, theirs))
+            if mine > NO_BETTER * neighbours:
                 raise Refused(
                     f"{self.where}: is an expert of cluster {cluster}, where its error is {there / unit:.2f} times a "
                     f"Gaussian's; on cluster {self.order.cluster}, which its order is for, {own:.2f}"

@@ -1,7 +1,7 @@
 """`atoll run` on 3,000 photographs of 32 px: seconds and peak memory of every stage, and whether prompts are followed.
 
     python benchmarks/first_mile.py --out benchmarks/results/first-mile-2-cores.json [--hours 0.5] [--images 3000]
-    python benchmarks/first_mile.py --source /work/shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
+    python benchmarks/first_mile.py --source ../shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
 
 Pictures are generated (tests/photographs.py), or taken from parquet files with columns `image` and `label` and put into
 class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from the stages

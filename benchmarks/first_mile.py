@@ -67,9 +67,9 @@ def main() -> None:
 def make_album(folder: Path, count: int, classes: int, source: Path | None) -> None:
     """Class folders of JPEG files."""
     if source is None:
-        from photographs import album
+        from photographs import MORE_CLASSES, write_photographs
 
-        album(folder, count, classes=classes)
+        write_photographs(folder, MORE_CLASSES[:classes], per_class=count // classes, size=40)
         return
     import pyarrow.parquet as pq
     from PIL import Image

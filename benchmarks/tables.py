@@ -41,6 +41,7 @@ from atoll.ensemble.record import WatchedRoute
 from atoll.evaluation.scores import SCORES, Sets
 from atoll.evaluation.scores.classifier import Classifier
 from atoll.evaluation.scores.frechet import FrechetReference
+from atoll.evaluation.sheet import INK, expert_colour
 from atoll.islands.expert import ExpertCard, bridged
 from atoll.islands.validation import MOST_SAMPLES, TIMES, Validation
 from atoll.models.accounting import flops_forward
@@ -615,10 +616,6 @@ SHEET = (
 )
 
 
-# one colour per expert: the report's own, which cannot be asked for where there is no matplotlib
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
-
-
 def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, columns: int = 6) -> None:
     """The ensemble's images beside the monolith's from the same noise; the frame has the colour of the expert that
     painted most of the image, black for the monolith."""
@@ -635,7 +632,7 @@ def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, co
     ours = Arm("A", "flow8", "top-1", guidance)
     pictures = [world.painted(sample(world, store, ours, seed, rows, watch))]
     pictures.append(world.painted(sample(world, store, monolith("A", guidance), seed, rows)))
-    colours = [[COLOURS[int(k)] for k in shares.argmax(1)], ["#1f2933"] * len(rows)]
+    colours = [[expert_colour(int(k)) for k in shares.argmax(1)], [INK] * len(rows)]
     side, frame, gap, top = 64, 4, 12, 16
     tile = side + 2 * frame
     width = 2 * columns * tile + gap

@@ -1,78 +1,61 @@
-"""Generated pictures in class folders: coloured shapes over soft backgrounds, with noise, as small photographs are."""
+"""Generated photographs: a folder of pictures such as people have, without anybody's pictures."""
 
 from __future__ import annotations
 
+import colorsys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-# class -> (shape, hue of the thing, hue of the background), hues as shares of a turn
-CLASSES = {
-    "ball": ("circle", 0.02, 0.33),
-    "box": ("square", 0.08, 0.60),
-    "kite": ("diamond", 0.78, 0.55),
-    "leaf": ("ellipse", 0.30, 0.10),
-    "moon": ("circle", 0.15, 0.68),
-    "roof": ("triangle", 0.98, 0.52),
-    "sea": ("band", 0.55, 0.12),
-    "wall": ("bricks", 0.05, 0.07),
-}
+CLASSES = ("barn", "fishing_boat", "lemon", "rowing_boat")  # the tutorial's
+MORE_CLASSES = (*CLASSES, "kite", "leaf", "moon", "wall")
 
 
-def photograph(kind: str, number: int, size: int = 40) -> Image.Image:
-    """One picture of a class; place, size, light and hues differ from picture to picture."""
-    draw_from = np.random.default_rng([list(CLASSES).index(kind), number])
-    shape, hue, behind = CLASSES[kind]
+def write_photographs(
+    folder: Path, classes: Sequence[str] = CLASSES, per_class: int = 100, size: int = 32, captions: bool = False
+) -> None:
+    """`per_class` JPEGs of `size` px in a folder per class; with `captions`, a .txt beside each.
 
-    def colour(base: float, light: float) -> tuple[int, int, int]:
-        turn = int(255 * ((base + draw_from.normal(0, 0.02)) % 1.0))
-        pixel = Image.new("HSV", (1, 1), (turn, int(150 + 80 * draw_from.random()), int(255 * light)))
-        return pixel.convert("RGB").getpixel((0, 0))  # type: ignore[return-value]
+    A class has a hue, a shape and a background of its own; place, size, light and grain differ from picture to picture.
+    """
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(per_class):
+            numbers = np.random.default_rng([number, i])
+            picture, is_large = photograph(number, len(classes), size, numbers)
+            picture.save(folder / name / f"{i:04d}.jpg", quality=92)
+            if captions:
+                text = f"a photo of a {'large' if is_large else 'small'} {name.replace('_', ' ')}\n"
+                (folder / name / f"{i:04d}.txt").write_text(text)
 
-    light = 0.55 + 0.35 * draw_from.random()
-    top, bottom = np.array(colour(behind, light)), np.array(colour(behind, 0.6 * light))
-    ramp = np.linspace(0, 1, size)[:, None, None]
-    ground = (top * (1 - ramp) + bottom * ramp).repeat(size, 1)
-    picture = Image.fromarray(ground.astype(np.uint8))
-    pen, thing = ImageDraw.Draw(picture), colour(hue, min(1.0, light + 0.15))
-    x, y = size * (0.35 + 0.3 * draw_from.random(2))
-    r = size * (0.18 + 0.12 * draw_from.random())
-    if shape == "circle":
-        pen.ellipse((x - r, y - r, x + r, y + r), thing)
-    elif shape == "ellipse":
-        pen.ellipse((x - 1.4 * r, y - 0.6 * r, x + 1.4 * r, y + 0.6 * r), thing)
-    elif shape == "square":
-        pen.rectangle((x - r, y - r, x + r, y + r), thing)
-    elif shape == "diamond":
-        pen.polygon([(x, y - 1.4 * r), (x + r, y), (x, y + 1.4 * r), (x - r, y)], thing)
-    elif shape == "triangle":
-        pen.polygon([(x, y - r), (x + 1.3 * r, y + r), (x - 1.3 * r, y + r)], thing)
-    elif shape == "band":
-        pen.rectangle((0, y, size, size), thing)
+
+def photograph(number: int, classes: int, size: int, numbers: np.random.Generator) -> tuple[Image.Image, bool]:
+    """One picture of class `number`, and whether its thing is large."""
+    wide = 4 * size  # drawn large, then averaged down
+    hue = number / classes
+    light = numbers.uniform(0.75, 1.0)
+    picture = Image.new("RGB", (wide, wide), colour(hue + 0.5, 0.35, 0.55 * light))
+    draw = ImageDraw.Draw(picture)
+    horizon = wide * numbers.uniform(0.55, 0.7)
+    draw.rectangle((0, horizon, wide, wide), fill=colour(hue + 0.4, 0.3, 0.35 * light))
+    is_large = bool(numbers.random() < 0.5)
+    radius = wide * (0.3 if is_large else 0.2) * numbers.uniform(0.9, 1.1)
+    x, y = wide * numbers.uniform(0.35, 0.65), wide * numbers.uniform(0.4, 0.6)
+    box = (x - radius, y - radius, x + radius, y + radius)
+    fill = colour(hue + numbers.normal(0, 0.01), 0.85, light)
+    if number % 3 == 0:
+        draw.rectangle(box, fill=fill)
+    elif number % 3 == 1:
+        draw.polygon([(x, box[1]), (box[2], box[3]), (box[0], box[3])], fill=fill)
     else:
-        for row in range(0, size, 8):
-            for column in range(-8 + (row % 16), size, 16):
-                pen.rectangle((column, row, column + 13, row + 5), colour(hue, light))
-    picture = picture.filter(ImageFilter.GaussianBlur(0.6))
-    noisy = np.asarray(picture, dtype=np.float64) + draw_from.normal(0, 4, (size, size, 3))
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+        draw.ellipse(box, fill=fill)
+    small = picture.filter(ImageFilter.GaussianBlur(2)).resize((size, size), Image.Resampling.BOX)
+    grain = numbers.normal(0, 4, (size, size, 1))
+    return Image.fromarray((np.asarray(small) + grain).clip(0, 255).astype(np.uint8)), is_large
 
 
-def album(folder: Path, count: int, *, classes: int = len(CLASSES), size: int = 40, captions: bool = False) -> Path:
-    """`count` photographs in class folders below `folder`, as JPEG; with `captions` a text beside each."""
-    kinds = list(CLASSES)[:classes]
-    for number in range(count):
-        kind = kinds[number % len(kinds)]
-        place = folder / kind / f"{number:05d}.jpg"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        photograph(kind, number, size).save(place, quality=92)
-        if captions:
-            place.with_suffix(".txt").write_text(f"a photo of a {kind}\n")
-    return folder
-
-
-if __name__ == "__main__":
-    import sys
-
-    album(Path(sys.argv[1]), int(sys.argv[2]), size=int(sys.argv[3]) if len(sys.argv) > 3 else 40)
+def colour(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(hue % 1.0, saturation, value)
+    return round(255 * red), round(255 * green), round(255 * blue)

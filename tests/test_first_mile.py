@@ -16,7 +16,7 @@ from typer.main import get_command
 
 import atoll as package
 from atoll.cli import VERBS, main
-from tutorial_photographs import CLASSES, write_photographs
+from photographs import CLASSES, write_photographs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

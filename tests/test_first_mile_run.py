@@ -20,7 +20,7 @@ from atoll.islands.order import read_order
 from atoll.pipeline.settings import Asked, read_run, write_once
 from atoll.pipeline.sizing import class_folders, forecast, size_run
 from atoll.training.machines import Machine
-from photographs import CLASSES, album
+from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
 
 TWO_CORES = Machine(8, 0.08, 10, bfloat16=False, kind="cpu", cores=2)
@@ -29,7 +29,9 @@ CARD = Machine(24, 165, 1008)
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return album(Path(tmp_path_factory.mktemp("photos")), 400)
+    folder = tmp_path_factory.mktemp("photos")
+    write_photographs(folder, MORE_CLASSES, per_class=50, size=40)
+    return folder
 
 
 def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
@@ -48,8 +50,9 @@ def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
 
 
 def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_path: Path) -> None:
-    assert class_folders(str(photos)) == sorted(CLASSES)
-    mixed = album(tmp_path / "mixed", 4, classes=2)
+    assert class_folders(str(photos)) == sorted(MORE_CLASSES)
+    mixed = tmp_path / "mixed"
+    write_photographs(mixed, CLASSES[:2], per_class=2)
     shutil.copy(next(mixed.rglob("*.jpg")), mixed / "loose.jpg")
     assert class_folders(str(mixed)) == []
 
@@ -66,7 +69,8 @@ def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path
 
 
 def test_until_plan_and_the_same_file_gives_the_same_orders(photos: Path, tmp_path: Path) -> None:
-    some = album(tmp_path / "some", 160, classes=4)
+    some = tmp_path / "some"
+    write_photographs(some, per_class=40, size=40)
     one, two = tmp_path / "one", tmp_path / "two"
     told = atoll("run", some, "--out", one, "--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan").stdout
     assert "all of it" in told
@@ -144,7 +148,7 @@ def test_400_photographs_become_a_model_that_follows_its_prompts(photos: Path, t
     assert "the router tells the cluster of" in told
     evaluation = json.loads((run / "evaluation.json").read_bytes())
     best = max(arm["recognised"] for arm in evaluation["arms"])
-    assert best > 2 / len(CLASSES), f"chance is {1 / len(CLASSES):.1%}"
+    assert best > 2 / len(MORE_CLASSES), f"chance is {1 / len(MORE_CLASSES):.1%}"
     assert open_ensemble(Store.at(run)).router is not None
     before = digests(run)
     atoll(*command[len(ATOLL) :])

@@ -14,8 +14,8 @@ import pytest
 from atoll.cli import VERBS
 from atoll.cli.stopping import KEPT
 from killed import finish, names, start
+from photographs import write_photographs
 from runs import ATOLL
-from tutorial_photographs import write_photographs
 
 # a verb, long enough to be stopped, and what is there when it is at work; all others are done in a moment
 PAINT = "--prompt one -n 400 --steps 2000 --threads 1"

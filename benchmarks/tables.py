@@ -1009,6 +1009,24 @@ def curve_lines(arms: dict[str, Any]) -> list[str]:
     return lines
 
 
+def curve_figure(record: dict[str, Any]) -> str:
+    """SVG: distance against images seen in all, of every seed that was measured on the way."""
+    from atoll.evaluation.figures import lines
+
+    arms = [{"after": 1.0, **arm} for arm in record["arms"].values() if "model" in arm]
+    whole = recipe(Scale(), experts=CLUSTERS).images / 1e6
+    curves = {}
+    for title, model, route in (("monolith", "monolith", None), ("8 experts, top-1", "flow8", "top-1")):
+        own = [a for a in arms if (a["model"], a["route"], a["guidance"], a["prompts"]) == (model, route, 1.0, "train")]
+        own = [a for a in own if a["router"] != "blind" and "frechet" in a]
+        for seed in sorted({a["seed"] for a in own if a["after"] < 1.0}):
+            points = sorted((whole * a["after"], a["frechet"]) for a in own if a["seed"] == seed)
+            curves[f"{title}, seed {seed}"] = tuple(zip(*points, strict=True))
+    colours = {name: INK if name.startswith("monolith") else expert_colour(0) for name in curves}
+    dashed = [name for name in curves if name.endswith(str(max((a["seed"] for a in arms), default=0)))]
+    return lines(curves, x="images seen, millions", y="Frechet distance", colours=colours, dashed=dashed)
+
+
 def text_lines(arms: dict[str, Any]) -> list[str]:
     found = [a for a in arms.values() if a["prompts"] == "text"]
     if not found:
@@ -1073,11 +1091,15 @@ def main(words: Sequence[str] | None = None) -> None:
     reporting = verbs.add_parser("report")
     reporting.add_argument("record", type=Path)
     reporting.add_argument("--to", type=Path, default=Path("BENCHMARKS.md"))
+    reporting.add_argument("--curve", type=Path, help="SVG of quality against training, to be written here")
     arguments = parser.parse_args(words)
     if arguments.verb == "run":
         run(arguments)
     else:
-        arguments.to.write_text(report(json.loads(arguments.record.read_text()), str(arguments.record)))
+        record = json.loads(arguments.record.read_text())
+        arguments.to.write_text(report(record, str(arguments.record)))
+        if arguments.curve is not None:
+            arguments.curve.write_text(curve_figure(record))
 
 
 if __name__ == "__main__":

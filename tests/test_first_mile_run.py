@@ -18,7 +18,7 @@ from atoll.cli import main
 from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
 from atoll.pipeline.settings import Asked, read_run, write_once
-from atoll.pipeline.sizing import class_folders, forecast, size_run
+from atoll.pipeline.sizing import class_folders, forecast, size_run, transform_for
 from atoll.training.machines import Machine
 from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
@@ -37,7 +37,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
     half, day = (size_run(str(photos), Asked(hours=h, size=32), TWO_CORES, compare=False) for h in (0.5, 24))
     assert half.prepare.source.labels == "folder"
-    assert (half.plan.network.width, half.plan.network.depth, half.plan.network.patch) == (128, 4, 4)
+    assert (half.plan.network.width, half.plan.network.depth, half.plan.network.patch) == (128, 4, 1)
+    assert half.prepare.autoencoder == "dct-4", "8 x 8 blocks, without a download"
     assert half.partition.clusters == 5, "80 images for each"
     assert half.plan.training.images < day.plan.training.images == 200_000
     told = sum(stage.seconds for stage in forecast(half, TWO_CORES, compare=False))
@@ -153,3 +154,11 @@ def test_400_photographs_become_a_model_that_follows_its_prompts(photos: Path, t
     before = digests(run)
     atoll(*command[len(ATOLL) :])
     assert digests(run) == before
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "name"),
+    [(3, 32, "dct-4"), (3, 64, "dct-8"), (3, 256, "dct-16"), (3, 36, "dct-4"), (3, 9, "pixels"), (1, 32, "pixels")],
+)
+def test_what_to_train_on_where_nobody_named_an_autoencoder(channels: int, size: int, name: str) -> None:
+    assert transform_for(channels, size) == name

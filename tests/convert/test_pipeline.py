@@ -556,6 +556,14 @@ def test_taef2_and_minilm(shared: Path, tmp_path: Path) -> None:
     assert farthest(*(p("a dog", generator=seeded(1), **asked).images for p in (made, second))) == 0.0
 
 
+def test_a_fixed_transform_travels_in_the_folder(tmp_path: Path) -> None:
+    expert = wrapped("dct-4", None, 32, tmp_path)
+    made = agrees(expert, None, tmp_path / "out")
+    assert type(made.vae).__name__ == "AtollBlockTransform"
+    again = atoll.load(tmp_path / "out").generate([""], steps=2)
+    assert farthest(again, Model(expert, expert.card.latent, None, expert.digest).generate([""], steps=2)) == 0.0
+
+
 def test_without_any_condition(tmp_path: Path) -> None:
     config = DiTConfig(latent=(1, 8, 8), patch=2, width=32, depth=2, heads=4)
     expert = load_alone(label_expert(tmp_path / "expert", config))

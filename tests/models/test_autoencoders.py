@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atoll.artifacts import UserError
 from atoll.models.autoencoders import Autoencoder, Pixels, load_autoencoder
+from atoll.models.block_transform import BlockTransform
 from atoll.models.tiny_autoencoder import TinyAutoencoder
 from pretrained_folders import kl_folder, tiny_folder
 
@@ -186,3 +187,37 @@ def test_taef2_by_name(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     back = taef2.decode(taef2.encode(images))
     error = (back.float() - images.float()).square().mean((1, 2, 3))
     assert (10 * torch.log10(255**2 / error)).mean() > 20
+
+
+@pytest.mark.parametrize(("name", "channels"), [("dct-2", 5), ("dct-4", 16), ("dct-8", 56), ("dct-16", 208)])
+def test_the_block_transform_is_scipys_cosine_transform_of_every_block(name: str, channels: int) -> None:
+    fft = pytest.importorskip("scipy.fft")
+    found, side = load_autoencoder(name), int(name.removeprefix("dct-"))
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    latents = found.encode(images)
+    assert found.id == name
+    assert latents.shape[1:] == found.latent_shape(3, 32) == (channels, 32 // side, 32 // side)
+    red, green, blue = (images[1].double() / 127.5 - 1.0).unbind(0)
+    brightness = (red + green + blue) / 3**0.5
+    block = fft.dctn(brightness[side : 2 * side, :side].numpy(), norm="ortho")
+    own = latents[1, :, 1, 0].double()
+    assert own[0].item() == pytest.approx(block[0, 0], abs=1e-5)
+    assert own[1:3].tolist() == pytest.approx([block[0, 1], block[1, 0]], abs=1e-5)
+    first_difference = side * (side + 1) // 2
+    block = fft.dctn(((red - blue) / 2**0.5)[side : 2 * side, :side].numpy(), norm="ortho")
+    assert own[first_difference].item() == pytest.approx(block[0, 0], abs=1e-5)
+
+
+def test_the_block_transform_keeps_smooth_images_and_gives_the_nearest_of_others() -> None:
+    found = load_autoencoder("dct-4")
+    ramp = torch.linspace(20, 230, 32)
+    smooth = torch.stack([ramp[:, None].expand(32, 32), ramp.expand(32, 32), 0.5 * (ramp[:, None] + ramp)])
+    smooth = smooth.round().to(torch.uint8)[None]
+    back = found.decode(found.encode(smooth))
+    assert (back.float() - smooth.float()).abs().max() <= 4
+    weights = BlockTransform(4).weights.flatten(1)
+    torch.testing.assert_close(weights @ weights.T, torch.eye(16), rtol=0, atol=1e-6)  # so decoding projects
+    with pytest.raises(UserError, match="takes RGB images"):
+        found.latent_shape(1, 32)
+    with pytest.raises(UserError, match="needs a multiple of 4"):
+        found.latent_shape(3, 30)

@@ -29,7 +29,7 @@ def prepare(
         typer.Option(help="Where it goes: a folder, or a URL such as s3://bucket/run/data; with --onto data: data-2"),
     ] = None,
     size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64; digits: 8)")] = None,
-    autoencoder: Annotated[str | None, typer.Option(help="pixels, taef2, or a diffusers folder or id")] = None,
+    autoencoder: Annotated[str | None, typer.Option(help="pixels, dct-4, taef2, or a diffusers folder or id")] = None,
     features: Annotated[
         str | None,
         typer.Option(

@@ -41,6 +41,7 @@ from ..data.text import word_ids
 from ..ensemble.asking import AskedEvery, Router
 from ..ensemble.mixture import Mixture
 from ..ensemble.routes import parse_route
+from ..models.block_transform import BlockTransform
 from ..models.dit import DiT, DiTConfig
 from ..models.router import Router as RouterNetwork
 from ..models.router import RouterConfig, cluster_weights
@@ -144,6 +145,17 @@ class AtollTinyAutoencoder(TinyAutoencoder, ModelMixin, ConfigMixin):
 
     def decode(self, latents: Tensor) -> DecoderOutput:
         return DecoderOutput(sample=TinyAutoencoder.decode(self, latents))
+
+
+class AtollBlockTransform(BlockTransform, ModelMixin, ConfigMixin):
+    """Low frequencies of blocks: fixed numbers, kept in the folder like weights."""
+
+    @register_to_config
+    def __init__(self, side: int) -> None:
+        BlockTransform.__init__(self, side)
+
+    def decode(self, latents: Tensor) -> DecoderOutput:
+        return DecoderOutput(sample=BlockTransform.decode(self, latents))
 
 
 class AtollWords(ConfigMixin):

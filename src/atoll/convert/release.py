@@ -42,7 +42,8 @@ from ..ensemble.placing import Alone, OpenedExpert, Placed, Placement
 from ..ensemble.versions import Version
 from ..ensemble.weights import open_weights
 from ..islands.expert import ExpertCard
-from ..models.autoencoders import DiffusersKL, NetworkAutoencoder, Tiny, load_autoencoder
+from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, Own, load_autoencoder
+from ..models.block_transform import BlockTransform
 from ..models.dit import DiTConfig
 from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
@@ -119,7 +120,7 @@ def export_pipeline(
     shutil.rmtree(draft, ignore_errors=True)
     try:
         pipeline.save_pretrained(draft)
-        if latent.autoencoder != "pixels":
+        if latent.autoencoder != "pixels" and latent.autoencoder not in TRANSFORMS:
             ours = pipeline.config["vae"][0] not in ("diffusers", "transformers")
             _copy(locate(latent.autoencoder).folder, draft / "vae", ("*.safetensors",) if ours else COPIED)
         if text is not None and text.kind != "words":
@@ -170,8 +171,10 @@ def _autoencoder(latent: LatentSpace, code: Any, library: Any) -> Any:
         return None
     if isinstance(found.network, DiffusersKL):
         return _sharing(found.network.vae)
-    assert isinstance(found.network, Tiny)
+    assert isinstance(found.network, Own)
     tiny = found.network.network
+    if isinstance(tiny, BlockTransform):
+        return code.AtollBlockTransform(side=tiny.side).eval()
     if not tiny.pooled:
         return library.AutoencoderTiny.from_pretrained(locate(latent.autoencoder).folder, local_files_only=True)
     made = code.AtollTinyAutoencoder(latent_channels=tiny.latent_channels, pooled=True)

@@ -15,11 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..artifacts import UserError
+from .block_transform import SIDES, BlockTransform
 from .pretrained import EXTRA, locate
 from .tiny_autoencoder import REDUCTION, TinyAutoencoder
 
 # classes of the TAESD family, and whether their blocks at latent resolution look at the whole image
 TINY = {"AutoencoderTiny": False, "AutoencoderTinyFlux2": True, "AtollTinyAutoencoder": True}
+
+
+TRANSFORMS = {f"dct-{side}": side for side in SIDES}  # without weights of their own: nothing to download
 
 
 @runtime_checkable
@@ -112,10 +116,10 @@ class DiffusersKL(CodecNetwork):
         return images
 
 
-class Tiny(CodecNetwork):
-    """TAESD and its kin, by our own class."""
+class Own(CodecNetwork):
+    """By our own class: TAESD and its kin, and the fixed transform."""
 
-    def __init__(self, network: TinyAutoencoder) -> None:
+    def __init__(self, network: TinyAutoencoder | BlockTransform) -> None:
         super().__init__()
         self.network = network
 
@@ -137,11 +141,19 @@ def to_bytes(images: Tensor) -> Tensor:
 
 
 def load_autoencoder(name: str) -> Autoencoder:
-    """The autoencoder of a name (pixels, taef2), a diffusers folder or hub id, or an id from a manifest."""
+    """The autoencoder of a name (pixels, dct-4, taef2), a diffusers folder or hub id, or an id from a manifest."""
     if name == "pixels":
         return Pixels()
+    if name in TRANSFORMS:
+        return _transform(name)
     found = locate(name)
     return _load(found.id, found.folder)
+
+
+@lru_cache(maxsize=4)
+def _transform(name: str) -> NetworkAutoencoder:
+    network = BlockTransform(TRANSFORMS[name])
+    return NetworkAutoencoder(name, Own(network), len(network.weights), network.side)
 
 
 @lru_cache(maxsize=4)
@@ -189,7 +201,7 @@ def _load_tiny(id: str, folder: Path, settings: dict[str, Any], *, pooled: bool)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"{folder}: its weights are not those of a tiny autoencoder ({first[:120]})") from error
-    return NetworkAutoencoder(id, Tiny(network), channels, REDUCTION)
+    return NetworkAutoencoder(id, Own(network), channels, REDUCTION)
 
 
 def _load_kl(id: str, folder: Path) -> NetworkAutoencoder:

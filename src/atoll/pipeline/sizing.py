@@ -13,7 +13,7 @@ from ..data.sources.files import Selection
 from ..data.sources.folder import RECORDS, Folder, ending, is_image
 from ..data.sources.tables import Tables
 from ..models.accounting import account
-from ..models.autoencoders import load_autoencoder
+from ..models.autoencoders import TRANSFORMS, load_autoencoder
 from ..models.dit import DiTConfig
 from ..partition.config import PartitionConfig
 from ..planning.assign import Option, best_fit, plan_job
@@ -29,6 +29,7 @@ START_SECONDS = 8.0  # of a process: importing torch, reading shards
 SHARE = 0.75  # of the hours left after prepare, for the experts; the rest is for router, evaluation and surprises
 PAINTING_SHARE = 0.12
 STEPS = 25
+TRANSFORMED_SIDE = 8  # of a latent: as many tokens as small networks on a CPU can afford
 UNSEEN = 8  # images of a small cluster that no island sees
 FEWEST, MOST = 100, 1000  # samples to measure by
 COMPRESSED_IMAGE = 100_000  # bytes: a guess, to count the images of a tar
@@ -58,10 +59,22 @@ def with_enough_unseen(prepare: PrepareConfig, images: int, clusters: int) -> Pr
 
 def prepare_settings(source: str, size: int | None) -> PrepareConfig:
     """How to prepare: of a folder whose images all lie in folders, these are the classes."""
-    how = {} if size is None else {"size": size}
-    if not is_digits(source) and isinstance(open_source(source), Folder) and class_folders(source):
-        return PrepareConfig(source=SourceConfig(labels="folder"), **how)
-    return PrepareConfig(**how)
+    if is_digits(source):
+        return PrepareConfig(size=size)
+    origin = open_source(source)
+    labelled = isinstance(origin, Folder) and bool(class_folders(source))
+    how = SourceConfig(labels="folder") if labelled else SourceConfig()
+    autoencoder = transform_for(origin.channels, size or origin.default_size)
+    return PrepareConfig(source=how, size=size, autoencoder=autoencoder)
+
+
+def transform_for(channels: int, size: int) -> str:
+    """What to train on where nobody named an autoencoder: low frequencies of blocks, about 8 x 8 of them.
+
+    They need no download, and small networks paint far better in them than in plain pixels (docs/log.md).
+    """
+    fitting = [name for name, side in TRANSFORMS.items() if not size % side and size // side >= TRANSFORMED_SIDE]
+    return fitting[-1] if channels == 3 and fitting else "pixels"
 
 
 def class_folders(source: str) -> list[str]:

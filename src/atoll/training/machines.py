@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,8 +147,8 @@ def this_machine(device: str) -> Machine:
     if kind == "mps":
         memory = torch.mps.recommended_max_memory() / GIB
         return Machine(memory, 5.0, 150, bfloat16=False, kind="mps")  # nobody's rate is known before it is measured
-    rate = cpu_product_rate()
-    return Machine(free_memory_gib(), rate / 1e12, 10, bfloat16=False, kind="cpu", cores=usable_cores())
+    cores = usable_cores()
+    return Machine(free_memory_gib(), cpu_product_rate(cores) / 1e12, 10, bfloat16=False, kind="cpu", cores=cores)
 
 
 def usable_cores() -> int:
@@ -164,20 +165,29 @@ def free_memory_gib() -> float:
     return kib / 2**20
 
 
-def cpu_product_rate(size: int = 256, times: int = 40) -> float:
-    """Operations per second of one core at a matrix product that its cache holds, as those of small networks are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+def cpu_product_rate(cores: int, size: int = 256, times: int = 40) -> float:
+    """Operations per second of one core at a matrix product that its cache holds, as those of small networks are.
+
+    Measured while all `cores` are at it, as islands side by side are: together each is slower than alone.
+    """
+
+    def middle(_core: int) -> float:
         a = torch.randn(size, size)
         took = []
         for _ in range(times):
             began = time.perf_counter()
             a @ a
             took.append(time.perf_counter() - began)
+        return sorted(took)[times // 2]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(cores) as pool:
+            seconds = list(pool.map(middle, range(cores)))
     finally:
         torch.set_num_threads(before)
-    return 2 * size**3 / sorted(took)[times // 2]
+    return 2 * size**3 * cores / sum(seconds)
 
 
 def reachable(device: torch.device) -> float:

@@ -26,7 +26,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,7 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
 
 FUSIONS = ("bridge", "paper")
 STUDENTS = ("student", "student-best", "student-average", "alone")
+FEW = "-few-steps"  # of students in the record from before `student_recipe`: a quarter of the steps, the whole batch
 TABLES = {"A": table_a, "B": table_b, "D": table_d, "S": table_s}
 
 
@@ -360,8 +361,8 @@ def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
     if name in ("student", "student-best", "student-average"):
         return student_lesson(world, name.removeprefix("student").removeprefix("-"), seed, store)
     if name in ("monolith", "start", "alone"):
-        share = {"start": BRANCH, "alone": STUDENT_SHARE}.get(name, 1.0)
-        training = recipe(scale, share=share, experts=CLUSTERS)
+        share = BRANCH if name == "start" else 1.0
+        training = student_recipe(scale, 0) if name == "alone" else recipe(scale, share=share, experts=CLUSTERS)
         return Lesson(Denoising([flow], world.expert.time_scale), [DiT(world.expert)], [every], training)
     places = world.noise_clusters if name == "mixed" else list(range(CLUSTERS))
     networks = [DiT(world.expert) for _ in places]
@@ -377,7 +378,6 @@ def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
 
 
 def student_lesson(world: World, start: str, seed: int, store: Store) -> Lesson:
-    """A step with teachers costs 4 forwards of one network, one without costs 3: fewer steps, equal operations."""
     states, flow = store.weights("flow8", seed), OBJECTIVES["flow"]
     precision = torch.bfloat16 if world.device.type == "cuda" else torch.float32
     teachers = Stack([filled(DiT(world.expert), s) for s in states], device=world.device, precision=precision)
@@ -391,8 +391,18 @@ def student_lesson(world: World, start: str, seed: int, store: Store) -> Lesson:
         mean = {key: sum(w * s[key] for w, s in zip(shares, states, strict=True)) for key in states[0]}
         student = filled(student, mean)
     task = Distilling(teachers, shares.to(world.device), flow, world.expert.time_scale)
-    training = recipe(world.scale, share=STUDENT_SHARE * 3 / 4)
-    return Lesson(task, [student], world.cluster_rows, training, beside=[teachers])
+    return Lesson(task, [student], world.cluster_rows, student_recipe(world.scale, CLUSTERS), beside=[teachers])
+
+
+def student_recipe(scale: Scale, teachers: int) -> Training:
+    """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
+
+    A sample with a teacher costs 4 forwards of one network, one without costs 3. With no teachers the batch is a third
+    of the monolith's: equal operations, equal steps.
+    """
+    if teachers:
+        return recipe(replace(scale, batch=round(STUDENT_SHARE * 3 / 4 * scale.batch * CLUSTERS / teachers)))
+    return recipe(replace(scale, batch=round(STUDENT_SHARE * scale.batch * CLUSTERS)))
 
 
 def filled(network: DiT, state: dict[str, Any]) -> DiT:
@@ -696,7 +706,7 @@ def flops_of(world: World, arm: Arm) -> dict[str, float]:
     expert, router = flops_forward(world.expert), flops_forward(world.routers["router"])
     training = 3.0 * recipe(world.scale, experts=CLUSTERS).images * expert * arm.after
     if arm.model in STUDENTS:
-        training *= STUDENT_SHARE
+        training *= STUDENT_SHARE  # that of the teachers is in it
     sampling = float(expert * world.scale.sampling_steps)
     if arm.route is not None:
         training += 3.0 * router_recipe(world.scale, world.expert).images * router
@@ -957,7 +967,7 @@ def best_lines(arms: dict[str, Any]) -> list[str]:
     usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["fusion"] == "bridge"]
     usable = [a for a in usable if a["after"] == 1.0]
     kinds = [("monolith", None), ("flow8", "top-1"), ("branched", "top-1"), ("mixed", "top-1")]
-    kinds += [(student, None) for student in STUDENTS]
+    kinds += [(student + few, None) for student in STUDENTS for few in ("", FEW)]
     lines = [
         "",
         "## Each at its best guidance",

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -68,17 +69,25 @@ def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path
         write_once(Store.at(tmp_path), other)
 
 
-def test_until_plan_and_the_same_file_gives_the_same_orders(photos: Path, tmp_path: Path) -> None:
-    some = tmp_path / "some"
-    write_photographs(some, per_class=40, size=40)
-    one, two = tmp_path / "one", tmp_path / "two"
-    told = atoll("run", some, "--out", one, "--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan").stdout
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of 160 photographs up to its orders, of the usual recipe; and what was said."""
+    place = tmp_path_factory.mktemp("begun")
+    write_photographs(place / "some", per_class=40, size=40)
+    run = place / "one"
+    options = ["--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan"]
+    return run, atoll("run", place / "some", "--out", run, *options).stdout
+
+
+def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, str], tmp_path: Path) -> None:
+    one, told = begun
+    two = tmp_path / "two"
     assert "all of it" in told
     assert "atoll admit FOLDER" in told
     assert not (one / "islands").exists()
     two.mkdir()
     shutil.copy(one / "run.toml", two / "run.toml")
-    atoll("run", shutil.move(some, tmp_path / "moved"), "--out", two, "--until", "plan")
+    atoll("run", shutil.copytree(one.parent / "some", tmp_path / "moved"), "--out", two, "--until", "plan")
     first, second = (Artifact.open(run / "orders", "orders") for run in (one, two))
     assert first.digest == second.digest
     order, _ = read_order(str(one / "orders" / "00.json"))
@@ -86,6 +95,33 @@ def test_until_plan_and_the_same_file_gives_the_same_orders(photos: Path, tmp_pa
     refused = atoll("run", "--out", one, "--hours", "2", check=False)
     assert refused.returncode == 2
     assert "--hours 2.0" in refused.stderr
+
+
+def test_a_large_card_trains_no_large_network_on_few_images(begun: tuple[Path, str], tmp_path: Path) -> None:
+    """XL/2 was once what an H100 got for 465 images."""
+    run = Path(shutil.copytree(begun[0], tmp_path / "run"))
+    (tmp_path / "islands.toml").write_text('islands = [{name = "lab", gpu = "H100", hours = 90}]')
+    shutil.rmtree(run / "ensemble")
+    options = ["--islands", str(tmp_path / "islands.toml"), "--out", str(run / "orders-2")]
+    main(["plan", str(run / "data"), *options])
+    assert [job["size"] for job in Artifact.open(run / "orders-2").config["islands"]] == ["laptop"] * 2
+
+
+PEAK = "import resource, sys; from atoll.cli import main; main(sys.argv[1:]); "
+PEAK += "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"  # KiB
+
+
+def test_the_router_of_a_small_run_stays_small_and_says_how_good_it_is(begun: tuple[Path, str]) -> None:
+    """As the README has it; it once took 22.9 GB. Only the images are fewer, which changes no memory."""
+    command = [sys.executable, "-c", PEAK, "router", str(begun[0]), "--set", "training.images=512", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert int(told[told.index("peak") + 1]) < 1.5 * 2**20
+    assert "tells the cluster of" in " ".join(told)
+    plan = Artifact.open(begun[0] / "router").config["plan"]
+    order, _ = read_order(str(begun[0] / "orders" / "00.json"))
+    assert plan["network"]["trunk"]["width"] < order.architecture.width
+    assert plan["training"]["batch"] == 2 * order.training.batch
 
 
 TWO = "train {planned}/orders/00.json {planned}/orders/0%d.json --out {tmp}/e"

@@ -16,7 +16,7 @@ def blocks(page: Path, language: str = r"\w*") -> list[str]:
 
 
 def lines(page: Path) -> list[str]:
-    """Every `atoll` command in the blocks of a page, as it is printed, without its comment; no `atoll VERB [OPTIONS]`."""
+    """Every `atoll` command in the blocks of a page, as it is printed, without its comment; no line of usage."""
     printed = [line.removeprefix("$ ") for block in blocks(page) for line in block.splitlines()]
     given = [line for line in printed if line.startswith("atoll ") and "[OPTIONS]" not in line]
     return [re.sub(r"\s+# .*$", "", line) for line in given]

@@ -136,7 +136,7 @@ def run_python(page: str, place: Path, **names: object) -> dict[str, Any]:
 
 def test_the_python_of_the_pages_runs(tiny_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Image.Image] = []
-    monkeypatch.setattr(Image.Image, "show", lambda image: shown.append(image))
+    monkeypatch.setattr(Image.Image, "show", lambda image: shown.insert(0, image))
     (tmp_path / "runs").mkdir()
     for name in ("demo", "photos"):
         (tmp_path / "runs" / name).symlink_to(tiny_demo)

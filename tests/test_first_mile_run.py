@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
+from atoll.cli.run import tell_plan
 from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
 from atoll.pipeline.settings import Asked, read_run, write_once
@@ -69,25 +71,31 @@ def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path
         write_once(Store.at(tmp_path), other)
 
 
+AS_PEOPLE_NAME_THEM = ("Äpfel & Birnen", "old cars", "lemon", "東京 タワー")
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run of 160 photographs up to its orders, of the usual recipe; and what was said."""
+    """A run of 160 photographs and a broken one up to its orders, of the usual recipe; and what was said."""
     place = tmp_path_factory.mktemp("begun")
-    write_photographs(place / "some", per_class=40, size=40)
-    run = place / "one"
+    write_photographs(place / "some photos", AS_PEOPLE_NAME_THEM, per_class=40, size=40)
+    (place / "some photos" / "old cars" / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
+    run = place / "my runs" / "one"
     options = ["--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan"]
-    return run, atoll("run", place / "some", "--out", run, *options).stdout
+    return run, atoll("run", place / "some photos", "--out", run, *options).stdout
 
 
 def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, str], tmp_path: Path) -> None:
     one, told = begun
     two = tmp_path / "two"
     assert "all of it" in told
-    assert "atoll admit FOLDER" in told
+    assert "prompts: 4 classes by name or number: lemon, old cars, Äpfel & Birnen, 東京 タワー" in told
+    assert "rejected 1: " in told
+    assert f"atoll admit FOLDER --out '{one}'" in told, "to be copied as it stands"
     assert not (one / "islands").exists()
     two.mkdir()
     shutil.copy(one / "run.toml", two / "run.toml")
-    atoll("run", shutil.copytree(one.parent / "some", tmp_path / "moved"), "--out", two, "--until", "plan")
+    atoll("run", shutil.copytree(one.parents[1] / "some photos", tmp_path / "moved"), "--out", two, "--until", "plan")
     first, second = (Artifact.open(run / "orders", "orders") for run in (one, two))
     assert first.digest == second.digest
     order, _ = read_order(str(one / "orders" / "00.json"))
@@ -95,6 +103,30 @@ def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, s
     refused = atoll("run", "--out", one, "--hours", "2", check=False)
     assert refused.returncode == 2
     assert "--hours 2.0" in refused.stderr
+
+
+@pytest.mark.parametrize("verb", ["run", "prepare"])
+@pytest.mark.parametrize("place", [".", "runs/photos"])
+def test_nothing_is_written_among_the_pictures(
+    verb: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was written there was taken for pictures the next time."""
+    write_photographs(tmp_path, CLASSES[:2], per_class=15, size=16)
+    before = sorted(tmp_path.rglob("*"))
+    with chdir(tmp_path), pytest.raises(SystemExit) as refused:
+        main([verb, ".", "--out", place])
+    assert refused.value.code == 2
+    assert "lies in ., the folder of the images; choose a place outside of it" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_too_short_a_run_says_so_before_it_begins(
+    photos: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for hours, few in ((0.03, True), (1.0, False)):
+        settings = size_run(str(photos), Asked(hours=hours, size=32), TWO_CORES, compare=False)
+        tell_plan(Store.at(tmp_path), settings, TWO_CORES, False, "evaluate")
+        assert ("give more --hours or a smaller -k" in capsys.readouterr().out) == few, settings.plan.training.images
 
 
 def test_a_large_card_trains_no_large_network_on_few_images(begun: tuple[Path, str], tmp_path: Path) -> None:
@@ -129,7 +161,7 @@ MISTAKES = {
     "run --out {tmp}/r": "SOURCE: missing",
     "run {tmp}": "--out: missing",
     "run {tmp} --out {tmp}/r --until lunch": "--until lunch",
-    "run {tmp} --out {tmp}/r": "has 0 images",
+    "run {planned}/ensemble --out {tmp}/r": "has 0 images",
     TWO % 0: "a second order 00",
     "train {planned}/orders/manifest.json --out {tmp}/e": "is the list of the files beside it, not an order",
     f"{TWO % 1} --start x": "--start: is of one order",

@@ -8,8 +8,8 @@ from contextlib import chdir
 from pathlib import Path
 
 from atoll.cli import main
+from pages import DOCS
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 TINY = "--set training.batch=32 --set training.warmup_images=64 --set training.ema_images=64 --set network.width=32"
 TINY += " --set network.depth=2 --set acceptance.gaussians=1000"
 

@@ -206,6 +206,7 @@ USER_MISTAKES = {
     "no prompt": (["sample", "{run}"], "--prompt: missing"),
     "unknown solver": (["sample", "{run}", "--prompt", "a handwritten one", "--solver", "rk9"], "--solver rk9"),
     "unknown device": (["train", "{run}/orders/00.json", "--out", "{tmp}/e", "--device", "tpu9"], "--device tpu9"),
+    "unknown card": (["sample", "{run}", "--prompt", "a handwritten one", "--device", "cuda:99"], "--device cuda:99"),
     "expert onto a store": (["train", "{run}/orders/00.json", "--out", "s3://bucket/e"], "give a local folder"),
     "unknown verb": (["sampel"], "did you mean sample?"),
     "unknown option": (["sample", "{run}", "--frobnicate"], "--frobnicate"),

@@ -19,8 +19,7 @@ from atoll.ensemble.versions import History
 from atoll.sampling import Sampling
 from atoll.training.execution import Execution
 from late_story import small, story, tell
-
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+from pages import DOCS
 
 
 def test_training_md_lists_every_setting_of_an_execution() -> None:

@@ -1,4 +1,66 @@
-"""A newcomer with a folder of photographs: every command of docs/tutorial.md, taken from the page, one by one."""
+"""A newcomer with a folder of photographs: every command of docs/tutorial.md, taken from the page, one by one.
+
+What stood in a newcomer's way once, and the tests that keep it out (without a folder: here):
+
+ 1 a router too large for the machine, without recipes, meanings or accuracy
+      test_first_mile_run.py::test_the_router_of_a_small_run_stays_small_and_says_how_good_it_is
+      planning/test_recipes.py::test_every_recipe_suits_every_latent_and_its_router_is_cheaper
+      cli/test_settings.py::test_every_setting_of_every_recipe_has_a_meaning
+ 2 late data that led nowhere
+      test_docs.py::test_the_story_of_late_data_goes_as_it_is_told
+      ensemble/test_status.py::test_late_data_is_led_from_one_command_to_the_next
+ 3 classes without their names
+      test_a_newcomer_by_class_folders
+      data/test_classes.py::test_a_prompt_finds_its_class
+ 4 plans that ignore what was set, sizes and machines that suit nobody
+      planning/test_islands.py::test_a_budget_that_is_cut_takes_warm_up_and_average_with_it
+      planning/test_islands.py::test_what_is_set_is_honoured_or_refused_with_islands
+      planning/test_islands.py::test_every_island_has_a_cluster_before_any_has_two
+      planning/test_islands.py::test_machines_as_people_write_them
+      planning/test_islands.py::test_every_machine_is_named_in_the_help
+      planning/test_recipes.py::test_no_xl_for_465_images
+      test_first_mile_run.py::test_a_large_card_trains_no_large_network_on_few_images
+      test_first_mile_run.py::test_a_run_is_sized_to_data_machine_and_hours
+ 5 Ctrl-C that looks like success
+      cli/test_stopping.py::test_it_says_what_is_kept_and_with_which_signal_it_ended
+      cli/test_stopping.py::test_ctrl_c_in_a_terminal_goes_to_all_processes_and_one_answers
+ 6 training in silence
+      cli/test_watching.py::test_the_log_has_loss_yardstick_and_rate
+      cli/test_watching.py::test_a_real_run_in_a_terminal_shows_a_bar_and_elsewhere_a_line
+      cli/test_progress_line.py::test_without_a_terminal_a_long_stage_says_so_by_itself
+ 7 Python that surprises
+      test_model.py::test_prompts_as_people_write_them
+      test_model.py::test_mistakes_are_named
+      test_model.py::test_a_device_that_is_not_there_is_named
+      test_model.py::test_a_wrong_device_is_one_line
+      test_model.py::test_what_the_package_offers_is_seen
+      test_model.py::test_a_model_says_what_it_is_in_a_line
+      test_demo.py::test_a_mistake_is_one_clear_line_and_exit_code_2
+ 8 one refused expert that keeps the others out, and no way to train it longer
+      test_an_unfinished_or_refused_expert_keeps_no_other_out
+      exchange/test_renew.py::test_an_order_is_given_out_again_to_train_its_expert_on
+ 9 reports that say what is not so
+      evaluation/test_report.py::test_warm_starts_are_named
+      evaluation/test_report.py::test_what_nearness_means_depends_on_how_good_the_images_are
+      evaluation/test_report.py::test_experts_that_never_met_are_called_that
+      evaluation/test_report.py::test_a_column_without_a_number_is_left_out
+10 messages that lead astray
+      test_another_clusters_data_is_called_that
+      cli/test_settings.py::test_a_wrong_setting_is_one_line_with_the_near_ones
+      artifacts/test_artifact.py::test_a_difference_at_the_end_of_two_long_texts_is_seen
+      test_an_unfinished_or_refused_expert_keeps_no_other_out
+      ensemble/test_status.py::test_what_is_no_run_is_told_so
+11 partitions that tell nothing, and a default that refuses
+      partition/test_partition.py::test_words_of_every_caption_set_no_cluster_apart_however_long_captions_are
+      partition/test_partition.py::test_a_cluster_is_told_by_its_classes
+      test_the_best_balance_there_is_unless_somebody_insists
+12 samples that cannot be added to, missing experts, no word on prompts, slow evaluation, a machine's name sent along
+      test_demo.py::test_a_folder_of_samples_grows
+      ensemble/test_load.py::test_it_paints_on_and_says_so
+      test_data_without_captions_and_labels_says_so
+      test_a_newcomer_by_class_folders
+      exchange/test_join.py::test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left
+"""
 
 from __future__ import annotations
 
@@ -7,30 +69,22 @@ import re
 import shlex
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
+import torch
 from PIL import Image
-from typer.main import get_command
+from PIL.PngImagePlugin import PngInfo
 
 import atoll as package
-from atoll.cli import VERBS, main
+from atoll.artifacts import Artifact
+from atoll.cli import main
+from pages import DOCS, ROOT, blocks, commands
 from photographs import CLASSES, write_photographs
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIAL = DOCS / "tutorial.md"
+WHERE_AND_WHEN = ("provenance.json", "log.jsonl")  # the page says that nothing needs them
+PIXELS = ["--features", "pixels", "--workers", "1"]
 TINY = "--set network.width=32 --set network.depth=1 --set training.warmup_images=64 --set training.ema_images=64"
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def commands(page: Path) -> list[list[str]]:
-    """Every `atoll` command in the blocks of a page, without its comment."""
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("atoll ")]
 
 
 def quick(words: list[str]) -> list[str]:
@@ -47,14 +101,34 @@ def quick(words: list[str]) -> list[str]:
 
 
 def newcomer(folder: Path, *, captions: bool, short: bool) -> Path:
-    """Give all commands in a folder with photographs; the run."""
+    """Give all commands in a folder with photographs, as somebody who would rather not name a machine; the run."""
     write_photographs(folder / "photos", per_class=60 if short else 100, size=32, captions=captions)
     with chdir(folder):
-        for words in commands(ROOT / "docs" / "tutorial.md"):
+        for words in commands(TUTORIAL):
             if captions:  # prompts are texts then
                 words = [f"a photo of a small {w}" if words[n - 1] == "--prompt" else w for n, w in enumerate(words)]
+            if words[0] == "admit":
+                for name in WHERE_AND_WHEN:
+                    (folder / "experts" / "00" / name).unlink()
+            torch.set_num_threads(2 if words[0] == "evaluate" else 1)
+            words += ["--until", "plan"] if words[0] == "run" else []  # test_first_mile_run.py carries one to its end
             main(quick(words) if short else words)
     return folder / "runs" / "photos"
+
+
+def test_every_test_of_the_list_above_is_there() -> None:
+    assert __doc__ is not None
+    points, last = {}, 0
+    for line in __doc__.splitlines():
+        if line[:2].strip().isdecimal():
+            last = int(line[:2])
+        elif line.startswith("      "):
+            points.setdefault(last, []).append(line.strip())
+    assert sorted(points) == list(range(1, 13))
+    for name in (name for names in points.values() for name in names):
+        file, _, test = name.rpartition("::")
+        content = (ROOT / "tests" / (file or "test_first_mile.py")).read_text()
+        assert re.search(rf"^def {test}\(", content, re.MULTILINE), name
 
 
 def test_a_newcomer_by_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,11 +137,18 @@ def test_a_newcomer_by_class_folders(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "prompts: 4 classes by name or number: barn, fishing_boat, lemon, rowing_boat" in told
     rows = json.loads((tmp_path / "pictures" / "images.json").read_bytes())
     assert [row["prompt"] for row in rows] == ["lemon"] * 2 + ["barn"] * 2 + ["rowing_boat"] * 2
-    page = (run / "partition" / "partition.html").read_text()
-    assert all(name in page for name in CLASSES)
+    assert "tells the cluster of" in told, "how good the router is"
+    for cluster in range(4):
+        (admitted,) = (run / "contributions").glob(f"{cluster:02d}-*")
+        assert Artifact.open(admitted).digest == Artifact.open(tmp_path / "experts" / f"{cluster:02d}").digest
+    for page in (run / "partition" / "partition.html", run / "report.html"):
+        assert all(name in page.read_text() for name in CLASSES), page
     evaluation = json.loads((run / "evaluation.json").read_bytes())
     assert evaluation["floors"]["chance"] == 0.25
     assert all(arm["recognised"] is not None for arm in evaluation["arms"])
+    for arm in evaluation["arms"]:
+        record = json.loads((run / "samples" / arm["folder"] / "samples.json").read_bytes())
+        assert record["threads"] == 2, "all there are"
 
     with pytest.raises(SystemExit) as refused:
         main(["sample", str(run), "--prompt", "boat", "--out", str(tmp_path / "boats")])
@@ -79,7 +160,7 @@ def test_a_newcomer_by_class_folders(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "reads 4 classes (barn, fishing_boat, lemon, rowing_boat)" in repr(model)
     by_name, by_number = model.generate(["lemon", "a rowing boat"], steps=2), model.generate([2, 3], steps=2)
     assert [image.tobytes() for image in by_name] == [image.tobytes() for image in by_number]
-    (block,) = blocks(ROOT / "docs" / "tutorial.md", "python")
+    (block,) = blocks(TUTORIAL, "python")
     with chdir(tmp_path):
         exec(block.replace("steps=20", "steps=2"), {})
     assert Image.open(tmp_path / "lemon.png").size == (32, 32)
@@ -99,7 +180,10 @@ def test_an_unfinished_or_refused_expert_keeps_no_other_out(
     assert "already admitted: cluster 3" in said.out
     assert "is not finished, its last checkpoint is after 4,096 images" in said.err
     assert "nowhere: holds no finished expert" in said.err
-    assert "2 of 3 were not admitted" in said.err
+    assert "2 of 3 were not admitted, for the reasons above; the others are in" in said.err
+    with pytest.raises(SystemExit):
+        main(["admit", str(unfinished), str(tmp_path / "nowhere"), "--out", str(tiny_demo)])
+    assert capsys.readouterr().err.endswith("2 of 2 were not admitted, for the reasons above\n")
 
 
 @pytest.mark.slow
@@ -113,10 +197,26 @@ def test_the_page_as_it_stands(captions: bool, tmp_path: Path) -> None:
         assert max(arm["recognised"] for arm in evaluation["arms"]) > 0.35, "chance is 0.25; one run gave 0.52"
 
 
+def test_the_best_balance_there_is_unless_somebody_insists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fifty copies of one picture are one cell, whatever else there is."""
+    write_photographs(tmp_path / "photos", ("one",), per_class=12, size=16)
+    for number in range(50):
+        told = PngInfo()
+        told.add_text("number", str(number))  # other files, the same picture
+        Image.new("RGB", (16, 16), "red").save(tmp_path / "photos" / f"{number}.png", pnginfo=told)
+    main(["prepare", str(tmp_path / "photos"), "--out", str(tmp_path / "data"), "--size", "16", *PIXELS])
+    with pytest.raises(SystemExit) as refused:
+        main(["partition", str(tmp_path / "data"), "-k", "2", "--balance", "2"])
+    assert refused.value.code == 2
+    assert "--balance 2: cannot be reached, the best is" in capsys.readouterr().err
+    assert not (tmp_path / "partition").exists()
+    main(["partition", str(tmp_path / "data"), "-k", "2"])
+    assert "is the best these samples allow; 2 was the aim" in capsys.readouterr().out
+
+
 def test_data_without_captions_and_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_photographs(tmp_path / "photos", ("one",), per_class=30, size=16)
-    place = ["--out", str(tmp_path / "data"), "--size", "16", "--features", "pixels", "--workers", "1"]
-    main(["prepare", str(tmp_path / "photos"), *place])
+    main(["prepare", str(tmp_path / "photos"), "--out", str(tmp_path / "data"), "--size", "16", *PIXELS])
     assert "prompts: none, for there are neither captions nor labels" in capsys.readouterr().out
 
 
@@ -132,21 +232,3 @@ def test_another_clusters_data_is_called_that(
         assert said in err
         assert "partition/clusters/00" in err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_of_the_docs_can_be_understood(page: Path) -> None:
-    """Verbs and options are there and values of the right type; what they do is tested where it is told."""
-    for words in commands(page):
-        assert words[0] in VERBS, f"atoll {' '.join(words)}"
-        parser: Any = command_of(words[0])
-        given = [word for word in words[1:] if word not in ("&&",)]
-        parser.make_context(f"atoll {words[0]}", given)
-
-
-def command_of(verb: str) -> Any:
-    import importlib
-
-    app = typer.Typer(add_completion=False)
-    app.command()(getattr(importlib.import_module(f"atoll.cli.{verb}"), verb))
-    return get_command(app)

@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
+from atoll.cli.run import tell_plan
 from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
 from atoll.pipeline.settings import Asked, read_run, write_once
@@ -69,17 +72,31 @@ def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path
         write_once(Store.at(tmp_path), other)
 
 
-def test_until_plan_and_the_same_file_gives_the_same_orders(photos: Path, tmp_path: Path) -> None:
-    some = tmp_path / "some"
-    write_photographs(some, per_class=40, size=40)
-    one, two = tmp_path / "one", tmp_path / "two"
-    told = atoll("run", some, "--out", one, "--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan").stdout
+AS_PEOPLE_NAME_THEM = ("Äpfel & Birnen", "old cars", "lemon", "東京 タワー")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of 160 photographs and a broken one up to its orders, of the usual recipe; and what was said."""
+    place = tmp_path_factory.mktemp("begun")
+    write_photographs(place / "some photos", AS_PEOPLE_NAME_THEM, per_class=40, size=40)
+    (place / "some photos" / "old cars" / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
+    run = place / "my runs" / "one"
+    options = ["--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan"]
+    return run, atoll("run", place / "some photos", "--out", run, *options).stdout
+
+
+def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, str], tmp_path: Path) -> None:
+    one, told = begun
+    two = tmp_path / "two"
     assert "all of it" in told
-    assert "atoll admit FOLDER" in told
+    assert "prompts: 4 classes by name or number: lemon, old cars, Äpfel & Birnen, 東京 タワー" in told
+    assert "rejected 1: " in told
+    assert f"atoll admit FOLDER --out '{one}'" in told, "to be copied as it stands"
     assert not (one / "islands").exists()
     two.mkdir()
     shutil.copy(one / "run.toml", two / "run.toml")
-    atoll("run", shutil.move(some, tmp_path / "moved"), "--out", two, "--until", "plan")
+    atoll("run", shutil.copytree(one.parents[1] / "some photos", tmp_path / "moved"), "--out", two, "--until", "plan")
     first, second = (Artifact.open(run / "orders", "orders") for run in (one, two))
     assert first.digest == second.digest
     order, _ = read_order(str(one / "orders" / "00.json"))
@@ -89,13 +106,65 @@ def test_until_plan_and_the_same_file_gives_the_same_orders(photos: Path, tmp_pa
     assert "--hours 2.0" in refused.stderr
 
 
+@pytest.mark.parametrize("verb", ["run", "prepare"])
+@pytest.mark.parametrize("place", [".", "runs/photos"])
+def test_nothing_is_written_among_the_pictures(
+    verb: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was written there was taken for pictures the next time."""
+    write_photographs(tmp_path, CLASSES[:2], per_class=15, size=16)
+    before = sorted(tmp_path.rglob("*"))
+    with chdir(tmp_path), pytest.raises(SystemExit) as refused:
+        main([verb, ".", "--out", place])
+    assert refused.value.code == 2
+    assert "lies in ., the folder of the images; choose a place outside of it" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_too_short_a_run_says_so_before_it_begins(
+    photos: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for hours, few in ((0.03, True), (1.0, False)):
+        settings = size_run(str(photos), Asked(hours=hours, size=32), TWO_CORES, compare=False)
+        tell_plan(Store.at(tmp_path), settings, TWO_CORES, False, "evaluate")
+        assert ("give more --hours or a smaller -k" in capsys.readouterr().out) == few, settings.plan.training.images
+
+
+def test_a_large_card_trains_no_large_network_on_few_images(begun: tuple[Path, str], tmp_path: Path) -> None:
+    """XL/2 was once what an H100 got for 465 images."""
+    run = Path(shutil.copytree(begun[0], tmp_path / "run"))
+    (tmp_path / "islands.toml").write_text('islands = [{name = "lab", gpu = "H100", hours = 90}]')
+    shutil.rmtree(run / "ensemble")
+    options = ["--islands", str(tmp_path / "islands.toml"), "--out", str(run / "orders-2")]
+    main(["plan", str(run / "data"), *options])
+    assert [job["size"] for job in Artifact.open(run / "orders-2").config["islands"]] == ["laptop"] * 2
+
+
+PEAK = "import resource, sys; from atoll.cli import main; main(sys.argv[1:]); "
+PEAK += "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"  # KiB
+
+
+def test_the_router_of_a_small_run_stays_small_and_says_how_good_it_is(begun: tuple[Path, str]) -> None:
+    """As the README has it; it once took 22.9 GB. Only the images are fewer, which changes no memory."""
+    command = [sys.executable, "-c", PEAK, "router", str(begun[0]), "--set", "training.images=512", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert int(told[told.index("peak") + 1]) < 1.5 * 2**20
+    assert "tells the cluster of" in " ".join(told)
+    plan = Artifact.open(begun[0] / "router").config["plan"]
+    order, _ = read_order(str(begun[0] / "orders" / "00.json"))
+    assert plan["network"]["trunk"]["width"] < order.architecture.width
+    assert plan["training"]["batch"] == 2 * order.training.batch
+
+
 TWO = "train {planned}/orders/00.json {planned}/orders/0%d.json --out {tmp}/e"
 MISTAKES = {
     "run --out {tmp}/r": "SOURCE: missing",
     "run {tmp}": "--out: missing",
     "run {tmp} --out {tmp}/r --until lunch": "--until lunch",
-    "run {tmp} --out {tmp}/r": "has 0 images",
+    "run {planned}/ensemble --out {tmp}/r": "has 0 images",
     TWO % 0: "a second order 00",
+    "train {planned}/orders/manifest.json --out {tmp}/e": "is the list of the files beside it, not an order",
     f"{TWO % 1} --start x": "--start: is of one order",
 }
 
@@ -113,7 +182,7 @@ def test_mistakes_are_one_line(command: str, planned: Path, tmp_path: Path, caps
 
 def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
     """Two at a time, interrupted, gone on with: the experts that one after another make."""
-    orders = [str(planned / "orders" / f"{k:02d}.json") for k in range(3)]
+    orders = sorted(map(str, (planned / "orders").glob("*.json")))  # as a shell writes them out, manifest and all
     command = [*ATOLL, "train", *orders, "--out", str(tmp_path / "all"), "--device", "cpu", "--checkpoint-seconds", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # where tests run in the background it is ignored

@@ -48,6 +48,21 @@ def test_none_or_several_is_one_line(prompt: str | int, said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "number"),
+    [
+        ("äpfel", 0),
+        ("Äpfel & Birnen", 0),
+        ("äpfel birnen", 0),
+        ("タワー", 1),
+        ("東京 タワー", 1),
+        ("a photo of a car", 2),
+    ],
+)
+def test_names_of_any_script(prompt: str, number: int) -> None:
+    assert class_number(prompt, 3, ("Äpfel & Birnen", "東京 タワー", "old car")) == number
+
+
 def test_every_title_is_a_prompt_for_its_class() -> None:
     assert [class_number(class_title(n, NAMES), len(NAMES), NAMES) for n in range(len(NAMES))] == list(range(8))
     assert [class_number(class_title(n, None), 8, None) for n in range(8)] == list(range(8))

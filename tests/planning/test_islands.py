@@ -10,6 +10,7 @@ from test_plan import orders_of
 
 from atoll.artifacts import Artifact, UserError
 from atoll.cli import main
+from atoll.cli.plan import plan as plan_verb
 from atoll.planning import plan, read_islands, recipe
 from atoll.planning.assign import match
 from atoll.planning.islands import Island
@@ -227,6 +228,12 @@ def test_clusters_nobody_takes() -> None:
 )
 def test_machines_as_people_write_them(written: str, known: str, memory: float) -> None:
     assert machine_named(written) == replace(MACHINES[known], memory=memory)
+
+
+def test_every_machine_is_named_in_the_help() -> None:
+    """The list was once cut short, in an error, where it was needed."""
+    assert plan_verb.__doc__ is not None
+    assert all(name in plan_verb.__doc__ for name in MACHINES)
 
 
 def test_a_cpu_is_a_machine_that_trains_as_many_orders_as_it_has_cores(run: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from .known_digests import file_digest
 from .leftovers import remove_unfinished, sweep, tidy
 from .lock import LOCK, only_one
 from .manifest import NAME as MANIFEST
-from .manifest import STATE, FileEntry, Manifest, explain, printable
+from .manifest import STATE, UNLISTED, FileEntry, Manifest, complaints_of, explain, printable
 from .reference import DIGEST, Reference
 from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
@@ -16,6 +16,7 @@ __all__ = [
     "LOCK",
     "MANIFEST",
     "STATE",
+    "UNLISTED",
     "Artifact",
     "Draft",
     "FileEntry",
@@ -27,6 +28,7 @@ __all__ = [
     "atomic_file",
     "canonical_json",
     "check_relative",
+    "complaints_of",
     "differences",
     "explain",
     "file_digest",

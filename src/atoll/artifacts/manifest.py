@@ -60,14 +60,41 @@ class Manifest(BaseModel):
 
 def explain(error: ValidationError) -> str:
     """The first complaint of a pydantic error in one line: `budget.images: should be greater than 0 (got -1)`."""
-    first = error.errors(include_url=False)[0]
-    where = printable(".".join(str(part) for part in first["loc"])) or "file"
+    complaints = complaints_of(error)
+    first = complaints[0]
+    where = printable(".".join(map(str, first["loc"]))) or "file"
     shown = repr(first.get("input"))
     value = f" (got {shown if len(shown) <= 60 else shown[:57] + '...'})" if first["type"] != "missing" else ""
-    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    more = f"; and {len(complaints) - 1} more" if len(complaints) > 1 else ""
     # pydantic begins with a capital; the rest may quote what the user wrote, and stays as it is
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {printable(message[:1].lower() + message[1:])}{value}{more}"
+
+
+def complaints_of(error: ValidationError) -> list[dict[str, Any]]:
+    """What pydantic complains of, as if it knew that `name` tells which of several things a table is meant to be.
+
+    It says of each of them what keeps the table from being it, under the name of its class; of use to a user is only
+    what is wrong with the one that was named.
+    """
+    complaints: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
+    misnamed = [c for c in complaints if c["type"] == "literal_error" and is_of_a_class(c["loc"], -2)]
+    for table in dict.fromkeys(c["loc"][:-2] for c in misnamed):
+        at = len(table)
+        below = [c for c in complaints if c["loc"][:at] == table and is_of_a_class(c["loc"], at)]
+        others = {c["loc"][at]: c["ctx"]["expected"] for c in misnamed if c["loc"][:-2] == table}
+        meant = [c | {"loc": (*table, *c["loc"][at + 1 :])} for c in below if c["loc"][at] not in others]
+        if not meant:
+            choices = f"input should be {' or '.join(others.values())}"
+            meant = [misnamed[0] | {"loc": (*table, "name"), "msg": choices}]
+        place = complaints.index(below[0])
+        complaints = [*complaints[:place], *meant, *(c for c in complaints[place:] if c not in below)]
+    return complaints
+
+
+def is_of_a_class(place: tuple[int | str, ...], at: int) -> bool:
+    """Whether a part of the place of a complaint is the name of a class; those of fields begin with a small letter."""
+    return -len(place) <= at < len(place) and str(place[at])[:1].isupper()
 
 
 def printable(text: str, most: int = 300) -> str:

@@ -85,8 +85,8 @@ def admit(
                 refused.append(place)
                 typer.echo(f"atoll: {error}", err=True)
     if refused:
-        several = f"{len(refused)} of {len(places)} were not admitted, for the reasons above; the others are in"
-        raise UserError(several)
+        others = "" if len(refused) == len(places) else "; the others are in"
+        raise UserError(f"{len(refused)} of {len(places)} were not admitted, for the reasons above{others}")
 
 
 def tell(result: Admission) -> None:

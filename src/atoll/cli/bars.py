@@ -34,6 +34,11 @@ class Rate(ProgressColumn):
         return Text("" if speed is None else f"{speed:,.0f} {task.fields['unit']}/s", style="dim")
 
 
+def unit_of(task: str, usual: str) -> str:
+    """What a stage counts: `admitting experts` counts experts."""
+    return "experts" if task.endswith(" experts") else usual
+
+
 class Bars:
     """Bars that appear when their work begins: `bars("training", done, total)`.
 
@@ -48,7 +53,7 @@ class Bars:
     def __call__(self, task: str, done: int, total: int | None) -> None:
         if task not in self._tasks:
             self.finish_open()
-            self._tasks[task] = self._progress.add_task(task, total=total, unit=self._unit)
+            self._tasks[task] = self._progress.add_task(task, total=total, unit=unit_of(task, self._unit))
         self._progress.update(self._tasks[task], completed=done, total=total)
 
     def finish_open(self) -> None:
@@ -108,9 +113,9 @@ class PlainLines:
     def _say(self, state: str) -> None:
         seconds = time.monotonic() - self._began
         of = "" if self._total is None else f" of {self._total:,}"
-        rate = self._done / seconds
-        speed = f", {rate:,.0f} {self._unit}/s" if rate >= 10 else f", {rate:.2g} {self._unit}/s"
-        count = f"{self._done:,}{of} {self._unit}{speed}, " if self._done else ""
+        rate, unit = self._done / seconds, unit_of(self._task, self._unit)
+        speed = f", {rate:,.0f} {unit}/s" if rate >= 10 else f", {rate:.2g} {unit}/s"
+        count = f"{self._done:,}{of} {unit}{speed}, " if self._done else ""
         line = f"{self._task}: {count}{seconds:.0f} s{state}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -97,12 +98,18 @@ def prepare(
         f"{data.config['repeats']:,} repeats, {rejected:,} rejected  {data.digest[:12]}"
     )
     typer.echo(f"  latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
+    for line in lines_about(data):
+        typer.echo(f"  {line}")
+
+
+def lines_about(data: Artifact) -> Iterator[str]:
+    """What a user should know of the images before anything is trained on them."""
     unlabelled = data.config.get("unlabelled", 0)  # not counted in older data, where one was enough to lose all labels
     if data.config["labels"] is not None and unlabelled:
-        typer.echo(f"  without a label: {unlabelled:,}")
-    typer.echo(f"  {prompts_line(data)}")
+        yield f"without a label: {unlabelled:,}"
+    yield prompts_line(data)
     for reason, count in data.config["rejected"].items():
-        typer.echo(f"  rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)")
+        yield f"rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)"
 
 
 def prompts_line(data: Artifact) -> str:

@@ -22,6 +22,7 @@ from .settings import names_in, parse_overrides, read_settings, settings_table, 
 from .watching import say, watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
+FROM_DATA = ("latent", "condition", "classes", "vocabulary", "text_width", "text_length")  # of the trunk
 
 
 def router(
@@ -58,7 +59,9 @@ def router(
 
       atoll router runs/flowers
 
-      atoll router runs/flowers --set training.images=500000
+      atoll router runs/flowers --settings
+
+      atoll router runs/flowers --set training.images=500k --set network.trunk.width=256
 
       atoll router runs/flowers --blind --out runs/flowers/router-blind
     """
@@ -114,6 +117,11 @@ def told_router(plan: RouterPlan, overrides: Sequence[str]) -> RouterPlan:
     changes = told_changes(overrides=overrides)
     insisted = {name.removeprefix("training.") for table in changes for name, _ in names_in(table)}
     told = read_settings(plan, overrides=overrides)
+    if told.network.clusters != plan.network.clusters:
+        raise UserError("--set network.clusters: is as the partition has it; leave it out")
+    for name in FROM_DATA:
+        if getattr(told.network.trunk, name) != getattr(plan.network.trunk, name):
+            raise UserError(f"--set network.trunk.{name}: is as the data has it; leave it out (--blind: no condition)")
     over = plan.training.over(told.training.images, insisted)
     update = {name: getattr(over, name) for name in {"warmup_images", "ema_images"} - insisted}
     return told.model_copy(update={"training": told.training.model_copy(update=update)})

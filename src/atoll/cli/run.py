@@ -11,6 +11,8 @@ import typer
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError
+from ..data.prepare import check_apart
+from ..ensemble.status import shell
 from ..ensemble.versions import clean_run, open_ensemble
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
 from ..pipeline.sizing import forecast, size_run
@@ -19,9 +21,12 @@ from ..planning.recipes import RECIPES
 from ..training.execution import named_or_best
 from ..training.machines import Machine, this_machine
 from .bars import bars, console
+from .prepare import lines_about
 from .router import accuracy_line
 from .tables import plain, print_evaluation
 from .watching import clock, say
+
+FEW_IMAGES = 5_000  # of the smallest recipe: fewer have been refused by `admit`
 
 
 def run(
@@ -72,6 +77,8 @@ def run(
     told = {"hours": hours, "clusters": clusters, "size": size, "mix": mix, "recipe": recipe, "seed": seed}
     asked = Asked(**{name: value for name, value in told.items() if value is not None})
     begun = read_run(place)
+    if source is not None:
+        check_apart(source, place)
     if begun is None:
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to go on with; name a folder of images")
@@ -104,14 +111,16 @@ def carry_out_and_tell(
     began = time.monotonic()
     tell_plan(run, settings, this_machine(device), compare or was_compared(run), until)
     with bars() as show:
-        evaluation = carry_out(run, settings, device=device, show=show, compare=compare, until=until)
+        evaluation = carry_out(
+            run, settings, device=device, show=show, compare=compare, until=until, prepared=tell_data
+        )
     if evaluation is None:
         tell_next(run, until)
         return
     print_evaluation(evaluation)
     if empty := open_ensemble(run).empty_clusters():
         without = ", ".join(map(str, empty))
-        say(f"without the experts of clusters {without}, which were refused: `atoll status {run.path}` says why")
+        say(f"without the experts of clusters {without}, which were refused: `atoll status {shell(run)}` says why")
     if (accuracy := accuracy_line(Artifact.open(run.child("router"), "router"), blind=False)) is not None:
         say(f"the router {accuracy}")
     console.print(f"\neverything is there, after {time.monotonic() - began:.0f} s:")
@@ -121,9 +130,14 @@ def carry_out_and_tell(
         ("samples.png", "a picture of it"),
         ("evaluation.json", "the numbers"),
         (NAME, "what was decided, to do it again"),
-        ("ensemble", f'the model, version by version: `atoll sample {run.path} --prompt "{plain(prompt)}"`'),
+        ("ensemble", f'the model, version by version: `atoll sample {shell(run)} --prompt "{plain(prompt)}"`'),
     ):
         console.print(f"  [bold]{run.path / name}[/bold]  {what}", soft_wrap=True)
+
+
+def tell_data(data: Artifact) -> None:
+    for line in lines_about(data):
+        say(line)
 
 
 def tell_plan(run: Store, settings: RunSettings, machine: Machine, compare: bool, until: str) -> None:
@@ -137,13 +151,15 @@ def tell_plan(run: Store, settings: RunSettings, machine: Machine, compare: bool
     table.add_row("", "all of it", clock(sum(stage.seconds for stage in stages)), style="bold")
     console.print(table)
     console.print(f"[dim]as {run.path / NAME} says; stopped anywhere, the same command goes on[/dim]", soft_wrap=True)
+    if settings.plan.training.images < FEW_IMAGES and STAGES.index(until) >= STAGES.index("train"):
+        say("so few images teach an expert little: it may be refused; for more, give more --hours or a smaller -k")
 
 
 def tell_next(run: Store, until: str) -> None:
     console.print(f"done up to {until}, in [bold]{run.path}[/bold]", soft_wrap=True)
     if until == "plan":
-        console.print("send each contributor an order and its shards: orders/03.json and partition/clusters/03/")
-        console.print(f"when one comes back: [bold]atoll admit FOLDER --out {run.path}[/bold]", soft_wrap=True)
+        say("send each contributor an order and its shards: orders/01.json and partition/clusters/01/")
+        console.print(f"when one comes back: [bold]atoll admit FOLDER --out {shell(run)}[/bold]", soft_wrap=True)
     console.print("or train the rest here: the same command without --until")
 
 

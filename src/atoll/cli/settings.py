@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
-from ..artifacts import UserError, explain
+from ..artifacts import UserError, complaints_of, explain
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -65,19 +66,26 @@ def known_names(settings: BaseModel) -> list[str]:
 
 def near_names(error: ValidationError, known: Sequence[str]) -> str | None:
     """Settings that somebody may have meant who named one that does not exist: `did you mean training.batch?`"""
-    first = error.errors(include_url=False)[0]
+    first = complaints_of(error)[0]
+    if first["type"] == "missing":  # `objectives.flw.kind` begins a table that has nothing else
+        table = ".".join(map(str, first["loc"][:-1]))
+        alike = difflib.get_close_matches(table, {name.rpartition(".")[0] for name in known} - {table}, n=3, cutoff=0.7)
+        begun = any(name.startswith(f"{table}.") for name in known)
+        return None if begun or not alike else f"did you mean {' or '.join(alike)}?"
     if first["type"] not in ("extra_forbidden", "unexpected_keyword_argument"):
         return None
-    asked = ".".join(str(part) for part in first["loc"])
+    asked = ".".join(map(str, first["loc"]))
+    if isinstance(first.get("input"), Mapping):  # the whole group is unknown: `trunk.width` is meant by its end
+        asked = next((f"{asked}.{below}" for below, _ in names_in(first["input"])), asked)
     last = asked.rpartition(".")[2]
     ends = difflib.get_close_matches(last, {name.rpartition(".")[2] for name in known}, n=3, cutoff=0.7)
     alike = difflib.get_close_matches(asked, known, n=3, cutoff=0.7)
     alike += [name for name in known if name.rpartition(".")[2] in ends]
-    group = [name for name in known if name.rpartition(".")[0] == asked.rpartition(".")[0]]
-    meant = list(dict.fromkeys(alike))[:4]
-    if meant:
+    if meant := list(dict.fromkeys(alike))[:4]:
         return f"did you mean {' or '.join(meant)}?"
-    return f"there are {', '.join(group)}" if group else None
+    group = [name for name in known if name.rpartition(".")[0] == asked.rpartition(".")[0]] if "." in asked else []
+    top = dict.fromkeys(name if "." not in name else f"{name.partition('.')[0]}.*" for name in known)
+    return f"there are {', '.join(group or top)}"
 
 
 def settings_table(settings: BaseModel, title: str) -> Table:
@@ -101,7 +109,7 @@ def format_value(value: Any) -> str:
 
 
 def described(settings: Any, below: str = "", meaning: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(name, value, meaning) of every setting; a dataclass of the maths has its meaning from whoever holds it."""
+    """(name, value, meaning) of every setting; one without words of its own has those of whoever holds it."""
     if isinstance(settings, BaseModel):
         for name, field in type(settings).model_fields.items():
             yield from described(getattr(settings, name), f"{below}{name}.", field.description or meaning)
@@ -110,20 +118,11 @@ def described(settings: Any, below: str = "", meaning: str = "") -> Iterator[tup
             yield from described(value, f"{below}{name}.", meaning)
     elif is_dataclass(settings):
         for held in fields(settings):
-            said = str(held.metadata.get("description", MEANINGS.get(held.name, meaning)))
+            said = held.metadata.get("help", meaning)
             yield from described(getattr(settings, held.name), f"{below}{held.name}.", said)
     else:
         value = getattr(settings, "value", settings)
         yield below.removesuffix("."), value, meaning
-
-
-# of the maths' objects, whose fields are documented where they are defined
-MEANINGS = {
-    "schedule": "path from data to noise",
-    "kind": "what the network predicts",
-    "density": "which times are trained how often",
-    "weighting": "of the loss over times",
-}
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -147,9 +146,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, `none`, or else the text as it stands: `--set network.activation=silu` needs no quotes."""
+    """A TOML value, `none`, a count such as `500k`, or else the text as it stands: `network.activation=silu`."""
     if text == "none":
         return None
+    if re.fullmatch(r"\d[\d_]*(\.\d+)?[kKmMbB]", text):
+        return parse_count("--set", text)
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -179,8 +180,11 @@ def nested(name: str, value: Any) -> dict[str, Any]:
 
 
 def merge(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`old` with the values of `new` in their place, tables merged; an unknown name is left for the model to refuse."""
-    merged = dict(old)
+    """`old` with the values of `new` in their place, tables merged; an unknown name is left for the model to refuse.
+
+    A table that becomes another thing (`density.name`: uniform instead of logit-normal) keeps nothing of the old one.
+    """
+    merged = dict(old) if new.get("name", old.get("name")) == old.get("name") else {}
     for name, value in new.items():
         before = merged.get(name)
         merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value

@@ -56,6 +56,14 @@ class PrepareConfig(BaseModel):
     threads: int = Field(default=1, gt=0, description="CPU threads per worker; part of the result's last bits")
 
 
+def check_apart(source: str, out: Store) -> None:
+    """Refuse a place in the folder that is read: what is written there would be taken for pictures the next time."""
+    if is_digits(source) or "://" in source or not out.is_local or not Path(source).is_dir():
+        return
+    if out.path.resolve().is_relative_to(Path(source).resolve()):
+        raise UserError(f"--out {out}: lies in {source}, the folder of the images; choose a place outside of it")
+
+
 def prepare(
     source: str,
     out: str | Path | Store,
@@ -73,6 +81,7 @@ def prepare(
     an older data artifact, whose settings hold.
     """
     check_device(device)
+    check_apart(source, Store.at(out))
     source = source.rstrip("/") or source
     draft = Draft(out, KIND, resumable=True)
     old = None if onto is None else Predecessor.open(onto)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class Stage:
     next: str = ""
 
 
+def shell(place: Store) -> str:
+    """A place in a command that somebody copies: in quotes where a shell needs them."""
+    return shlex.quote(str(place))
+
+
 def stages(run: Store) -> list[Stage]:
     """Every stage of a run, in the order in which they are made. A place that holds none is refused."""
     version = find_ensemble(run)
@@ -56,16 +62,16 @@ def first_stages(run: Store, found: list[Artifact]) -> Iterator[Stage]:
     by_kind = {kind: [a for a in found if a.manifest.kind == kind] for kind in FACTS}
     data = by_kind["data"][0].store.name if by_kind["data"] else "data"
     makers = {
-        "data": f"atoll prepare SOURCE --out {run}/data",
-        "partition": f"atoll partition {run}/{data} -k 8",
-        "orders": f"atoll plan {run}/{data}",
+        "data": f"atoll prepare SOURCE --out {shell(run)}/data",
+        "partition": f"atoll partition {shell(run)}/{data} -k 8",
+        "orders": f"atoll plan {shell(run)}/{data}",
     }
     for kind, command in makers.items():
         yield from (there(artifact) for artifact in by_kind[kind])
         if not by_kind[kind]:
             yield Stage(kind, "", "not made yet", command)
     old = f"{no_ensemble(run).partition(': ')[2]}" if run.exists(COPY) else "begins with the first orders"
-    yield Stage("model", "", old, f"atoll plan {run}/{data}")
+    yield Stage("model", "", old, f"atoll plan {shell(run)}/{data}")
 
 
 def model_stages(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
@@ -100,7 +106,7 @@ def late(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]
         grown = [cut for cut in cuts if cut.manifest.parents.get("partition") == partition.digest]
         yield there(newer, ", not taken in yet")
         if not grown:
-            command = f"atoll partition {newer.store} --onto {run}/{partition.path}"
+            command = f"atoll partition {shell(newer.store)} --onto {shell(run)}/{partition.path}"
             yield Stage("partition", "", f"of {newer.store.name}: not made yet", command)
         for cut in grown:
             yield there(cut, ", not taken in yet")
@@ -108,7 +114,7 @@ def late(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]
                 "orders",
                 "",
                 f"for {cut.store.name}: not planned yet",
-                f"atoll plan {newer.store} --onto {run}/{orders}",
+                f"atoll plan {shell(newer.store)} --onto {shell(run)}/{orders}",
             )
 
 
@@ -121,11 +127,11 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
     for cluster in range(version.clusters):
         member, order = serving.get(cluster), newest.get(cluster)
         place = "" if order is None else f"{version.orders[generations[order.digest()]].path}/{order.name}.json"
-        train = f"atoll train {run}/{place} --out EXPERT && atoll admit EXPERT --out {run}"
+        train = f"atoll train {shell(run)}/{place} --out EXPERT && atoll admit EXPERT --out {shell(run)}"
         if member is None:
             others = [m for m in version.experts if m.cluster == cluster]
             what = f"none serves, {len(others)} admitted" if others else f"waits for an expert of {place}"
-            use = f"atoll ensemble {run} --use {others[0].name}" if others else train
+            use = f"atoll ensemble {shell(run)} --use {others[0].name}" if others else train
             yield Stage(f"expert {cluster}", "", what, use)
         elif not is_whole(run, member):
             yield Stage(f"expert {cluster}", "", f"{member.path} is missing or damaged: put it back", train)
@@ -139,7 +145,7 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
 
 def router(run: Store, version: Version) -> Stage:
     if version.router is None:
-        return Stage("router", "", "not trained yet", f"atoll router {run}")
+        return Stage("router", "", "not trained yet", f"atoll router {shell(run)}")
     stage = named(run, version.router, "router")
     if not stage.digest:
         return stage
@@ -147,12 +153,12 @@ def router(run: Store, version: Version) -> Stage:
     if artifact.manifest.parents["partition"] == version.partition.digest:
         return stage
     older = f"{stage.what}; of an older partition, to be refreshed"
-    return Stage(stage.name, stage.digest, older, f"atoll router {run}")
+    return Stage(stage.name, stage.digest, older, f"atoll router {shell(run)}")
 
 
 def results(run: Store, version: Version) -> Iterator[Stage]:
     """What `atoll evaluate` leaves, and whether it is of this model and measured on its data."""
-    command = f"atoll evaluate {run}"
+    command = f"atoll evaluate {shell(run)}"
     try:
         evaluation = json.loads(run.read(RESULTS[0]))
         models = {arm.get("digest") for arm in evaluation["arms"]}

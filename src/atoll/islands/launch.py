@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import MANIFEST, STATE, Artifact, Store, UserError, find, link, verify_file
+from ..artifacts import MANIFEST, STATE, UNLISTED, Artifact, Store, UserError, find, link, verify_file
 from ..models.accounting import account
 from ..training.execution import named_or_best
 from ..training.machines import free_memory_gib, usable_cores
@@ -70,9 +70,12 @@ def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") 
 
 
 def several(orders: Sequence[str], out: Path, arguments: Sequence[str] = ()) -> list[Island]:
-    """Orders to be trained side by side: each expert goes to a folder of `out` that has the order's name."""
+    """Orders to be trained side by side: each expert goes to a folder of `out` that has the order's name.
+
+    What `orders/*.json` takes along, the list of the orders and where they were made, is left aside.
+    """
     islands: list[Island] = []
-    for place in orders:
+    for place in (place for place in orders if place.rpartition("/")[2] not in UNLISTED):
         order, _ = read_order(place)
         if order.name in {island.name for island in islands}:
             raise UserError(f"{place}: a second order {order.name}; train orders of one name into different --out")

@@ -105,11 +105,14 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
 
 
 def refuse_old(content: bytes, place: str | Path) -> None:
-    """Orders of the first version said how to compute, too; they are not read any more."""
+    """Orders of the first version said how to compute, too, and are not read any more; a manifest is no order."""
     try:
-        version = json.loads(content).get("schema_version")
+        table = json.loads(content)
+        version = table.get("schema_version")
     except (ValueError, AttributeError):
         return  # not JSON, or not a table: whoever validates it says what is wrong
+    if "files" in table and "kind" in table:
+        raise UserError(f"{place}: is the list of the files beside it, not an order; give one such as orders/00.json")
     if version == 1:
         raise UserError(
             f"{place}: an order of version 1, which also fixed micro-batch, precision and threads; "

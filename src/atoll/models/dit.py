@@ -19,7 +19,7 @@ No loss, no device policy: what the numbers mean is process/'s business, where t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -39,26 +39,44 @@ NORM_EPS = 1e-6
 class DiTConfig:
     """Everything that decides the weights' shapes and the function they compute."""
 
-    latent: tuple[int, int, int]  # channels, height, width
-    patch: int
-    width: int
-    depth: int
-    heads: int
-    mlp_ratio: float = 4.0
-    variant: Literal["adaln", "adaln-single"] = "adaln-single"
-    condition: Literal["none", "labels", "words", "pooled", "tokens"] = "none"
-    classes: int | None = None  # labels: how many
-    vocabulary: int | None = None  # words: how many
-    text_width: int | None = None  # pooled, tokens: width of an embedding
-    text_length: int | None = None  # tokens: text tokens per image; words: at most
-    positions: Literal["sincos", "learned"] = "sincos"
-    position_scale: float = 1.0  # grid coordinates are divided by it (PixArt at 1024 px has 2)
-    qk_norm: bool = False
-    activation: Literal["gelu-tanh", "silu"] = "gelu-tanh"
-    out_channels: int | None = None  # None: as many as the latent has
-    frequency_shift: Literal[0, 1] = 0  # time frequencies: 0 in official code, 1 in diffusers' DiT
-    mlp_norm_eps: float = NORM_EPS  # 1e-5 in diffusers' DiT
-    time_scale: float = 999.0  # the network is called with time_scale * t, t in [0, 1]; 1 for a SiT
+    latent: tuple[int, int, int] = field(metadata={"help": "channels, height, width of what is painted: the data's"})
+    patch: int = field(metadata={"help": "side of the squares of the latent that become tokens"})
+    width: int = field(metadata={"help": "values of a token"})
+    depth: int = field(metadata={"help": "transformer blocks"})
+    heads: int = field(metadata={"help": "attention heads; they divide the width"})
+    mlp_ratio: float = field(default=4.0, metadata={"help": "width of a block's MLP, in widths of a token"})
+    variant: Literal["adaln", "adaln-single"] = field(
+        default="adaln-single", metadata={"help": "how blocks see time and condition: as DiT, or as PixArt"}
+    )
+    condition: Literal["none", "labels", "words", "pooled", "tokens"] = field(
+        default="none", metadata={"help": "what it is told of an image; none: nothing"}
+    )
+    classes: int | None = field(default=None, metadata={"help": "of condition labels: how many"})
+    vocabulary: int | None = field(default=None, metadata={"help": "of condition words: how many"})
+    text_width: int | None = field(default=None, metadata={"help": "of pooled and tokens: width of an embedding"})
+    text_length: int | None = field(
+        default=None, metadata={"help": "of tokens: text tokens per image; of words: at most"}
+    )
+    positions: Literal["sincos", "learned"] = field(
+        default="sincos", metadata={"help": "where a token lies: waves, or learned vectors"}
+    )
+    position_scale: float = field(
+        default=1.0, metadata={"help": "grid coordinates are divided by it (PixArt at 1024 px has 2)"}
+    )
+    qk_norm: bool = field(default=False, metadata={"help": "normalise queries and keys: steadier in bfloat16"})
+    activation: Literal["gelu-tanh", "silu"] = field(
+        default="gelu-tanh", metadata={"help": "between the layers of a block's MLP"}
+    )
+    out_channels: int | None = field(default=None, metadata={"help": "channels of an answer; none: the latent's"})
+    frequency_shift: Literal[0, 1] = field(
+        default=0, metadata={"help": "of time frequencies: 0 in official code, 1 in diffusers' DiT"}
+    )
+    mlp_norm_eps: float = field(
+        default=NORM_EPS, metadata={"help": "added to variances before an MLP; 1e-5 in diffusers' DiT"}
+    )
+    time_scale: float = field(
+        default=999.0, metadata={"help": "the network is called with time_scale * t, t in [0, 1]; 1 for a SiT"}
+    )
 
     def __post_init__(self) -> None:
         channels, height, width = self.latent

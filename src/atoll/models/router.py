@@ -7,7 +7,7 @@ A diffusion transformer's trunk with one learned class token in front [DDM]; the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ class RouterConfig:
     """A trunk and how many clusters to tell apart. A trunk with condition "none" is a blind router."""
 
     trunk: DiTConfig
-    clusters: int
+    clusters: int = field(metadata={"help": "to tell apart: the partition's"})
 
     def __post_init__(self) -> None:
         if self.clusters < 1:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ..artifacts import Artifact, Store, UserError
 from ..data.engine import Local, workers_for
@@ -38,8 +41,12 @@ def carry_out(
     show: Progress,
     compare: bool = False,
     until: str = STAGES[-1],
+    prepared: Callable[[Artifact], None] = lambda data: None,
 ) -> dict[str, Any] | None:
-    """Every stage up to `until`; the evaluation, if it came so far. The same call goes on after a stop of any kind."""
+    """Every stage up to `until`; the evaluation, if it came so far. The same call goes on after a stop of any kind.
+
+    `prepared` is told of the data as soon as it is there: hours before the end.
+    """
     last = STAGES.index(until)
     compare = compare or was_compared(run)
     seed = settings.asked.seed
@@ -48,6 +55,7 @@ def carry_out(
     workers = 1 if is_digits(settings.source) else workers_for(device)
     engine = Local(workers)
     data = prepare(settings.source, run.child("data"), settings.prepare, engine=engine, device=device, progress=show)
+    prepared(data)
     if last < STAGES.index("partition"):
         return None
     clusters = partition(data.store, run.child("partition"), settings.partition, progress=show)
@@ -78,7 +86,11 @@ def carry_out(
         return None
 
     what = EvaluationPlan(
-        arms=arms_of(painting, compare), count=painting.count, seed=seed, feature_scale=painting.feature_scale
+        arms=arms_of(painting, compare),
+        count=painting.count,
+        seed=seed,
+        threads=torch.get_num_threads(),
+        feature_scale=painting.feature_scale,
     )
     evaluation = evaluate(
         run, what, run, device=device, progress=lambda arm, done, total: show(f"painting {arm}", done, total)
@@ -130,7 +142,7 @@ def admit_all(run: Store, islands: list[Island], show: Progress) -> None:
             refused.append(error)
         show("admitting experts", done + 1, len(islands))
     if len(refused) == len(islands):
-        raise refused[0]
+        raise UserError(f"no expert is good enough for a model: {refused[0]}, with more --hours and another --out")
 
 
 def fit_router(

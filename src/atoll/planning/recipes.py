@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import UserError
 from ..islands.order import Acceptance
+from ..models.dit import DiTConfig
 from ..process import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Uniform
 from ..training.recipe import Training
 
@@ -19,21 +20,20 @@ OBJECTIVES: Mapping[str, Objective] = {
     "ddpm": Objective(schedule=CosineVP(), kind=Kind.EPSILON, density=Uniform()),
     "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal()),
 }
+MEANINGS = {held.name: held.metadata["help"] for held in fields(DiTConfig)}
 
 
 class Network(BaseModel):
     """The backbone's free choices; the data decides the rest (latent shape, vocabulary, classes)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    width: int = Field(gt=0, description="values of a token")
-    depth: int = Field(gt=0, description="transformer blocks")
-    heads: int = Field(gt=0, description="attention heads; they divide the width")
-    patch: int = Field(gt=0, description="side of the squares of the latent that become tokens")
-    variant: Literal["adaln", "adaln-single"] = Field(
-        "adaln-single", description="how blocks see time and condition: as DiT, or as PixArt"
-    )
-    activation: Literal["gelu-tanh", "silu"] = Field("gelu-tanh", description="between the layers of a block's MLP")
-    qk_norm: bool = Field(False, description="normalise queries and keys: steadier in bfloat16")
+    width: int = Field(gt=0, description=MEANINGS["width"])
+    depth: int = Field(gt=0, description=MEANINGS["depth"])
+    heads: int = Field(gt=0, description=MEANINGS["heads"])
+    patch: int = Field(gt=0, description=MEANINGS["patch"])
+    variant: Literal["adaln", "adaln-single"] = Field("adaln-single", description=MEANINGS["variant"])
+    activation: Literal["gelu-tanh", "silu"] = Field("gelu-tanh", description=MEANINGS["activation"])
+    qk_norm: bool = Field(False, description=MEANINGS["qk_norm"])
 
 
 class PlanConfig(BaseModel):

@@ -44,8 +44,8 @@ class Uniform:
 class LogitNormal:
     """logit(t) ~ N(mean, std^2): most training where neither data nor noise dominates (Esser et al.)."""
 
-    mean: float = 0.0
-    std: float = 1.0
+    mean: float = field(default=0.0, metadata={"help": "of logit(t): above 0 is nearer to noise"})
+    std: float = field(default=1.0, metadata={"help": "of logit(t): how far around the mean"})
     name: Literal["logit-normal"] = field(default="logit-normal", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class LogitNormal:
 class Shifted:
     """Uniform time pushed towards noise: t = s u / (1 + (s - 1) u); s > 1 for larger latents."""
 
-    shift: float
+    shift: float = field(metadata={"help": "how far towards noise; 1: uniform"})
     name: Literal["shifted"] = field(default="shifted", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Plain:
 class MinSNR:
     """x0 error weighted by min(SNR, gamma) (Hang et al.), whatever kind the network predicts."""
 
-    gamma: float = 5.0
+    gamma: float = field(default=5.0, metadata={"help": "signal-to-noise ratio above which nothing weighs more"})
     name: Literal["min-snr"] = field(default="min-snr", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class MinSNR:
 class Sigmoid:
     """eps error weighted by sigmoid(bias - log SNR) (Kingma and Gao; Hoogeboom et al.), whatever the kind."""
 
-    bias: float = 0.0
+    bias: float = field(default=0.0, metadata={"help": "log SNR at which an error of the noise weighs half"})
     name: Literal["sigmoid"] = field(default="sigmoid", kw_only=True)
 
     def __call__(self, kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
@@ -171,10 +171,16 @@ class Corruption:
 class Objective:
     """A schedule, the kind predicted on it, where in time to train, and how to weigh the error."""
 
-    schedule: AnySchedule
-    kind: Kind
-    density: TimeDensity = Uniform()
-    weighting: Weighting = Plain()
+    schedule: AnySchedule = field(
+        metadata={"help": "path from data to noise: linear-flow, cosine-vp, ddpm-betas or edm"}
+    )
+    kind: Kind = field(metadata={"help": "what the network predicts: x0, epsilon, velocity, v or score"})
+    density: TimeDensity = field(
+        default=Uniform(), metadata={"help": "which times are trained how often: uniform, logit-normal or shifted"}
+    )
+    weighting: Weighting = field(
+        default=Plain(), metadata={"help": "of the squared error over times: plain, min-snr or sigmoid"}
+    )
 
     def times(self, u: Tensor) -> Tensor:
         """Training times [B] from uniform numbers in (0, 1), kept inside the schedule's band."""

@@ -159,8 +159,8 @@ class DDPMBetas:
     between them alpha^2 = sigmoid(log_snr) and sigma^2 = sigmoid(-log_snr), so alpha^2 + sigma^2 = 1 everywhere.
     """
 
-    betas: Literal["linear", "scaled_linear", "cosine"]
-    steps: int = 1000
+    betas: Literal["linear", "scaled_linear", "cosine"] = field(metadata={"help": "how noise grows from step to step"})
+    steps: int = field(default=1000, metadata={"help": "of the discrete chain"})
     name: Literal["ddpm-betas"] = field(default="ddpm-betas", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -243,9 +243,9 @@ def _ddpm_log_snr_on(betas: str, steps: int, device: torch.device) -> Tensor:
 class EDM:
     """Karras et al.'s variance-exploding path: alpha = 1, sigma = (s0 + t (s1 - s0))^rho from 0.002 to 80."""
 
-    sigma_min: float = 0.002
-    sigma_max: float = 80.0
-    rho: float = 7.0
+    sigma_min: float = field(default=0.002, metadata={"help": "noise at t = 0"})
+    sigma_max: float = field(default=80.0, metadata={"help": "noise at t = 1"})
+    rho: float = field(default=7.0, metadata={"help": "how much of the time goes to little noise"})
     name: Literal["edm"] = field(default="edm", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,8 @@ def test_a_policy_lets_contributors_write_to_two_places_only() -> None:
     statements = json.loads(policy("s3://bucket/flowers"))["Statement"]
     writes = {r for s in statements if "s3:PutObject" in s["Action"] for r in s["Resource"]}
     reads = {r for s in statements if "s3:GetObject" in s["Action"] for r in s["Resource"]}
-    assert writes == {"arn:aws:s3:::bucket/flowers/leases/*", "arn:aws:s3:::bucket/flowers/inbox/*"}
+    inbox = "arn:aws:s3:::bucket/flowers/inbox/${aws:username}/*"
+    assert writes == {"arn:aws:s3:::bucket/flowers/leases/*", inbox}
     assert not any("inbox" in resource for resource in reads), "nobody reads what others sent"
     assert not any("Delete" in action for s in statements for action in s["Action"])
 
@@ -99,7 +100,7 @@ def test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left(
     key = new_key(tmp_path, "key")
     command = ["join", published, "--out", tmp_path / "mine", "--key", key, "--device", "cpu"]
     dry = atoll(*command, "--dry-run")
-    assert "would take the first that is free" in dry.stdout
+    assert f"would take order 00: train it in {tmp_path / 'mine'}, and send it, signed with {key}" in dry.stdout
     assert not (tmp_path / "mine").exists()
     assert not (published / "leases").exists()
     process = subprocess.Popen([*ATOLL, *map(str, command)], stdout=subprocess.DEVNULL)
@@ -201,7 +202,7 @@ def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyte
 def test_several_may_work_on_one_order_and_an_expired_lease_costs_nothing(published: Path, tmp_path: Path) -> None:
     first = Joining(Store.at(published), tmp_path / "a", device="cpu")
     listed = first.choose(None)
-    first.write_joined(listed.digest)
+    first.write_joined(order=listed.digest)
     (file,) = (published / "leases").glob("0*/000001.json")
     aged(file, 10_000)
     second = Joining(Store.at(published), tmp_path / "b", device="cpu").run(listed.order)
@@ -232,7 +233,7 @@ def test_an_order_that_is_not_the_organisers_is_not_trained(what: str, planned: 
     elif what == "unsigned":
         (public / "orders" / "00.json.sig").unlink()
     else:
-        joining.write_joined(listed.digest)
+        joining.write_joined(order=listed.digest)
         publish(Store.at(planned), Store.at(public), key=new_key(tmp_path, "mallory"))
     with pytest.raises(UserError, match=r"is not the order|not signed by the organiser|has changed since"):
         Joining(Store.at(public), tmp_path / "mine", device="cpu").run("00")

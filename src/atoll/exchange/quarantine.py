@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
-
 from ..artifacts import MANIFEST, Artifact, Manifest, Store, UserError, only_one, printable, write_atomic
 from ..models.dit import DiT, DiTConfig
 from ..models.shapes import as_shapes
@@ -139,8 +137,7 @@ def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
 def opened(source: Store, name: str) -> Iterator[BinaryIO]:
     """A regular file of a contribution, to be read: no link, no pipe, no device, no folder."""
     if not source.is_local:
-        filesystem, root = fsspec.core.url_to_fs(source.url)
-        with filesystem.open(f"{root.rstrip('/')}/{name}", "rb") as stream:
+        with source.opened(name) as stream:
             yield stream
         return
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -172,12 +169,7 @@ def leave(run: Store, name: str) -> None:
     if not run.is_local:
         for file in (REASONS, SHEET):
             with suppress(FileNotFoundError):
-                remove_remote(run.child(FOLDER, name), file)
-
-
-def remove_remote(store: Store, name: str) -> None:
-    filesystem, root = fsspec.core.url_to_fs(store.url)
-    filesystem.rm_file(f"{root.rstrip('/')}/{name}")
+                run.child(FOLDER, name).remove(file)
 
 
 def write_reasons(run: Store, name: str, reasons: Mapping[str, Any]) -> None:

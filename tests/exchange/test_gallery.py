@@ -15,7 +15,8 @@ import torch
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.ensemble.versions import open_ensemble, open_reference
-from atoll.exchange.admit import Judge, admit, inbox_of
+from atoll.exchange.admit import Judge, admit
+from atoll.exchange.inbox import inbox_of
 from atoll.exchange.measure import BRANCHES, Draws, Holdout, score
 from atoll.exchange.quarantine import Refused, read_manifest
 from atoll.islands.expert import load_expert

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Artifact, Store, UserError, find
+from atoll.exchange.fleet import fleet
 from atoll.exchange.join import JOINED, Joining
 from atoll.exchange.leases import Lease, LeaseFile, Leases
 from atoll.exchange.published import find_card, policy, publish
@@ -91,6 +92,30 @@ def test_a_lease_is_renewed_lost_and_taken_over_by_the_stores_clock(
     garbage = leases.take("01-y", ALICE)
     assert garbage is not None
     assert garbage.epoch == 2, "what is no lease holds nobody up"
+
+
+def test_leases_beyond_a_keys_cap_are_heeded_by_nobody(published: Path, tmp_path: Path) -> None:
+    """Mallory writes all three, past the client that would not; two hold, and the third is anybody's."""
+    card = find_card(Store.at(published))
+    assert card is not None
+    names_ = [order.lease for order in card.orders]
+    for name in names_:
+        (published / "leases" / name).mkdir(parents=True)
+        (published / "leases" / name / "000001.json").write_bytes(LeaseFile(holder=BOB).to_bytes())
+    leases = Leases(Store.at(published), card.lease_seconds, card.leases_per_key)
+    assert [leases.take(name, ALICE, names_) is not None for name in names_] == [False, False, True]
+    standing = leases.standing(names_, leases.now())
+    assert [lease.held(3600) for lease in standing.values()] == [True] * 3
+    assert [lease.is_of(ALICE) for lease in standing.values()] == [False, False, True]
+    (published / "leases" / names_[2] / "000003.json").write_bytes(LeaseFile(holder=BOB).to_bytes())
+    shown = {row.order: (row.state, row.holder) for row in fleet(Store.at(published), card)}
+    assert shown == {"00": ("taken", BOB), "01": ("taken", BOB), "02": ("beyond its key's cap", BOB)}
+    dry = atoll("join", published, "--out", tmp_path / "mine", "--unsigned", "--dry-run", "--device", "cpu").stdout
+    assert "would take order 02" in dry
+    assert dry.count("taken") == 2
+    assert "beside its holder" in (
+        atoll("join", published, "--out", tmp_path / "m", "--unsigned", "--dry-run", "--order", "00").stdout
+    )
 
 
 def test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left(

@@ -36,7 +36,7 @@ MOST_REDIRECTS = 5
 MISSING, FORBIDDEN = (404, 410), (401, 403)
 
 
-class WebFiles(fsspec.AbstractFileSystem):
+class WebFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
     """As much of a file system as a web server is: paths are URLs, and nothing can be listed or written."""
 
     protocol = SCHEMES
@@ -96,7 +96,7 @@ class WebFiles(fsspec.AbstractFileSystem):
         """A stream of a file, whose reader says how much it wants."""
         assert mode == "rb"
         with answered(path) as answer:
-            yield answer  # type: ignore[misc]
+            yield answer
 
 
 def parts(answer: http.client.HTTPResponse, url: str, most: int | None) -> Iterator[bytes]:
@@ -148,7 +148,10 @@ def answered(url: str, method: str = "GET") -> Iterator[http.client.HTTPResponse
 
 def quoted(url: str) -> str:
     """A URL in the characters that HTTP knows; what is escaped already stays."""
-    whole = urllib.parse.urlsplit(url)
+    try:
+        whole = urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"{printable(url, 120)}: is no URL ({error})") from error
     path = urllib.parse.quote(whole.path, safe="/%:@!$&'()*+,;=~-._")
     return urllib.parse.urlunsplit((whole.scheme, whole.netloc, path, whole.query, ""))
 
@@ -172,9 +175,8 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     max_redirections = MOST_REDIRECTS
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        target = urllib.parse.urljoin(req.full_url, headers.get("Location") or headers.get("URI") or "")
-        now, then = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(target)
-        if then.scheme not in SCHEMES or (now.scheme == "https" and then.scheme == "http"):
+        target = headers.get("Location") or headers.get("URI") or ""
+        if not is_followed(req.full_url, target):
             raise UserError(f"{req.full_url}: is redirected to {printable(target, 80)}, where nothing is fetched from")
         return super().http_error_302(req, fp, code, msg, headers)
 
@@ -188,6 +190,15 @@ class Redirects(urllib.request.HTTPRedirectHandler):
             following.away = urllib.parse.urlsplit(newurl).netloc != named  # type: ignore[attr-defined]
             following.method = req.get_method()
         return following
+
+
+def is_followed(url: str, target: str) -> bool:
+    """Whether a redirect stays on the web, and on https where it was."""
+    try:
+        now, then = urllib.parse.urlsplit(url), urllib.parse.urlsplit(urllib.parse.urljoin(url, target))
+    except ValueError:  # no URL at all
+        return False
+    return then.scheme in SCHEMES and not (now.scheme == "https" and then.scheme == "http")
 
 
 class OverHTTP(urllib.request.HTTPHandler):

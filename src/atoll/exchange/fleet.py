@@ -9,8 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..artifacts import MANIFEST, Store
+from .inbox import INBOX
 from .leases import Lease, Leases
-from .published import INBOX, PublishedCard
+from .published import PublishedCard
 
 
 @dataclass(frozen=True)

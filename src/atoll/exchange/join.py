@@ -31,8 +31,9 @@ from ..training.loop import Progress, Watch
 from ..training.machines import this_gpu
 from ..training.memory import fits
 from ..training.resources import Resources
+from .inbox import INBOX
 from .leases import HOLDER, Lease, LeaseFile, Leases
-from .published import INBOX, ORGANISERS, PublishedCard, PublishedOrder, check_order, open_card
+from .published import ORGANISERS, PublishedCard, PublishedOrder, check_order, open_card
 from .quarantine import caps
 from .signed import SIGNATURE, sign_contribution
 

@@ -19,11 +19,11 @@ from ..data.progress import Progress, silent
 from ..ensemble.checks import Checks
 from ..ensemble.versions import open_ensemble, place_of
 from ..islands.order import Order, read_order
+from .inbox import INBOX
 from .leases import FOLDER as LEASES
 
 CARD = "published.json"
 ORGANISERS = "organisers"
-INBOX = "inbox"
 MOST_CARD = 16 * 2**20
 LEASE_SECONDS = 3600.0
 MOST_LEASES = 2

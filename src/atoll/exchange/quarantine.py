@@ -2,7 +2,8 @@
 
 RUN/quarantine/03-1f2e3d4c5b6a/
   contribution/   the files the manifest lists, as they were when they were read
-  reasons.json    why it was refused; an accepted one leaves the quarantine
+  reasons.json    why it was refused; an accepted one leaves the quarantine. Of one that nobody known has signed, or of
+                  a sender who had their share, this is all: it was not copied
   sheet.png       what it painted, if it came that far
 
 Only regular files are read, never through a link, and never more bytes than its order allows. What the folder holds

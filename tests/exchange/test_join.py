@@ -15,12 +15,16 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+import torch
 
-from atoll.artifacts import Artifact, Store, UserError, find
+from atoll.artifacts import Artifact, Store, UserError, find, sha256_file
+from atoll.data.shards import pack_captions, write_shard
+from atoll.data.space import TextSpace
 from atoll.exchange.fleet import fleet
-from atoll.exchange.join import JOINED, Joining
+from atoll.exchange.join import JOINED, Joining, check_reader
 from atoll.exchange.leases import Lease, LeaseFile, Leases
 from atoll.exchange.published import find_card, policy, publish
+from atoll.islands.order import read_order
 from exchange.test_signatures import new_key
 from runs import ATOLL, atoll
 from s3_servers import moto_bucket, reached_at
@@ -263,6 +267,42 @@ def test_an_order_that_is_not_the_organisers_is_not_trained(what: str, planned: 
     with pytest.raises(UserError, match=r"is not the order|not signed by the organiser|has changed since"):
         Joining(Store.at(public), tmp_path / "mine", device="cpu").run("00")
     assert not (tmp_path / "mine" / "expert").exists()
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        "t5:evil/model@0123456789ab",
+        "t5:evil/model",
+        "clip:/etc",
+        "clip:../..@0123456789ab",
+        "clip:.@0123456789ab",
+        "os",
+    ],
+)
+def test_what_an_order_only_names_is_neither_fetched_nor_loaded(
+    encoder: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captions kept as text, and a stranger's word for what reads them: one line, before anything is asked for."""
+    from atoll.models import pretrained, text_encoders
+
+    def asked(*words: object) -> None:
+        raise AssertionError(f"was asked for {words}")
+
+    monkeypatch.setattr(pretrained, "_download", asked)
+    monkeypatch.setattr(text_encoders, "_load_transformer", asked)
+    order, _ = read_order(published / "orders" / "00.json")
+    captions = {**pack_captions(["a flower"]), "captions": torch.tensor([0, 1])}
+    shard = {"latents": torch.zeros(1, *order.latent.shape), "labels": torch.tensor([-1]), **captions}
+    write_shard(tmp_path / "place" / "shard.safetensors", shard)
+    ref = order.shards[0].model_copy(
+        update={"path": "shard.safetensors", "sha256": sha256_file(tmp_path / "place" / "shard.safetensors")}
+    )
+    text = TextSpace(encoder=encoder, kind="tokens", length=4, width=8)
+    hostile = order.model_copy(update={"text": text, "shards": (ref,)})
+    with pytest.raises(UserError, match="which is not on this machine, and nothing is fetched"):
+        check_reader(hostile, Store.at(tmp_path / "place"))
+    check_reader(order, Store.at(published))
 
 
 def test_a_card_from_a_stranger_is_one_line(tmp_path: Path) -> None:

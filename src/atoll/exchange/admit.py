@@ -24,7 +24,7 @@ from ..islands.order import Order
 from ..process import Denoiser, LinearFlow
 from ..training.execution import named_or_best
 from ..training.result import WEIGHTS
-from .canary import canary
+from .canary import Canary, canary
 from .held import check_card, check_manifest, check_metrics, read_card
 from .inbox import Allowance
 from .measure import (
@@ -180,6 +180,7 @@ class Judge:
     contributor: str | None = None
     accounts: tuple[str, ...] = ()  # on which it is judged, the folder's and the signer's, where they are kept
     signature: bytes | None = None
+    thorough: bool = False  # look also where it is clear already that nothing will be found
     whole: bool = False  # every file was what the manifest says; else somebody else may still bring the real one
 
     def admit(self, held: Quarantined, name: str) -> Admission:
@@ -316,7 +317,9 @@ class Judge:
             # all three must hold for a refusal, so the one that is furthest from it counts.
             # Worse than a Gaussian it is nobody's expert yet: a short training, no stranger's
             spared = there / unit / min(1.0, STRANGER * own)
-            if spared < 1 and cluster in serving:
+            if cluster not in serving:
+                continue
+            if spared < 1 or self.thorough:
                 try:
                     theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
                 except UserError:  # it is missing: nobody to compare with
@@ -325,8 +328,6 @@ class Judge:
                 mine, neighbours = (mean_error(one, holdout, here, self.device) for one in (bridge, theirs))
                 as_good = there / (AS_GOOD * mean_error(theirs, holdout, draws, self.device))
                 spared = max(spared, as_good, NO_BETTER * neighbours / mine)
-            elif cluster not in serving:
-                continue
             said = (
                 f"is an expert of cluster {cluster}, where its error is {there / unit:.2f} times a Gaussian's; on "
                 f"cluster {self.order.cluster}, which its order is for, {own:.2f}"
@@ -337,6 +338,9 @@ class Judge:
         """Refuse what the model cannot paint with."""
         seen = canary(self.run, self.version, expert, cluster_of(self.order), holdout, self.seed, self.device)
         (held.folder / SHEET).write_bytes(seen.sheet(self.order.latent))
+        self.check_canary(seen)
+
+    def check_canary(self, seen: Canary) -> None:
         self.measured["canary"] = {"with": tidy(seen.after), "without": seen.before, "gaussian": seen.gaussian}
         served = any(member.cluster == self.order.cluster for member in self.version.serving)
         worst = self.order.acceptance.gaussians * seen.gaussian

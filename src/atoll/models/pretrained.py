@@ -21,7 +21,7 @@ from ..artifacts import UserError, file_digest, write_atomic
 from ..artifacts.store import cache_folder
 
 DIGEST_LENGTH = 12
-ID = re.compile(r"[\w.-]+(/[\w.-]+)?@[0-9a-f]{12}", re.ASCII)
+ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?@[0-9a-f]{12}", re.ASCII)  # as `Pretrained.id` has it
 EXTRA = "pip install 'atoll-diffusion[diffusers]'"
 
 
@@ -55,7 +55,7 @@ def locate(name: str) -> Pretrained:
 def is_kept(id: str) -> bool:
     """Whether this machine has the weights of an id that somebody else gave: by name and digest, never by a path."""
     label, _, wanted = id.partition("@")
-    if not ID.fullmatch(id) or ".." in label.split("/"):
+    if not ID.fullmatch(id):
         return False
     folder = _local_folder(label, wanted)
     return folder is not None and weights_digest(folder) == wanted

@@ -4,14 +4,15 @@
 
 For each rule the share of what it allows that is used up: 1 is the edge, more is refused. Every expert that serves is
 judged as if it came in just now: against its order, its neighbours, and with a canary of the model with and without it.
-Trainings cut short (`--early`, shares of the budget) stand for weak but honest ones. Hostile ones are made of the
-serving expert of each cluster in `--attacked`, or of its neighbour's, by what `tests/exchange/gallery.py` does, and
-worse. Nothing is written into the run.
+Trainings cut short (`--early`, shares of the budget, in the clusters `--trained`) stand for weak but honest ones.
+Hostile ones are made of the serving expert of each cluster in `--attacked`; and every cluster is offered the experts of
+its nearest `--neighbours`, disturbed by 1 %. Nothing is written into the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -38,6 +39,7 @@ from atoll.process import Condition, Denoiser, Kind, LinearFlow, Prediction
 from atoll.training.resources import Resources
 
 Weights = dict[str, Tensor]
+FULL, NEIGHBOUR = "fully trained", "a neighbour's"
 RULES = {
     "mean": "mean",
     "t ": "worst band of t",
@@ -152,8 +154,6 @@ BANDS = {"garbage for t above 0.98": (0.98, 2.0), "garbage for t in 0.5 to 0.55"
 
 
 def changed(expert: Expert, change: Callable[[Weights], Weights]) -> Expert:
-    import copy
-
     network = copy.deepcopy(expert.network)
     network.load_state_dict(change({k: v.clone() for k, v in network.state_dict().items()}))
     return replace(expert, network=network)
@@ -173,12 +173,18 @@ class Bench:
     def expert(self, cluster: int) -> Expert:
         return load_expert(place_of(self.run, self.member(cluster)), self.device)
 
+    def judge(self, cluster: int) -> Looking:
+        place = place_of(self.run, self.member(cluster))
+        judge = Looking(self.run, self.version, self.orders[cluster], read_manifest(place), "it", self.device, False)
+        judge.seed, judge.thorough = self.seed, True
+        return judge
+
+    def holdout(self, cluster: int) -> Holdout:
+        return self.judge(cluster).holdout()
+
     def judged(self, expert: Any, cluster: int, paint: bool) -> dict[str, Any]:
         """Every rule's share, and what the canary saw, of an expert under a cluster's order."""
-        order, place = self.orders[cluster], place_of(self.run, self.member(cluster))
-        began = time.perf_counter()
-        judge = Looking(self.run, self.version, order, read_manifest(place), "it", self.device, False, self.seed)
-        judge.thorough = True
+        began, judge = time.perf_counter(), self.judge(cluster)
         holdout = judge.holdout()
         judge.check_errors(expert.denoiser(LinearFlow()), holdout)
         if paint:
@@ -217,33 +223,33 @@ def early(bench: Bench, share: float, cluster: int, work: Path) -> Expert:
     return load_expert(place / "expert", bench.device)
 
 
-def cases(bench: Bench, attacked: list[int], shares: list[float], work: Path) -> Iterator[tuple[str, str, int, Any]]:
+def cases(bench: Bench, arguments: argparse.Namespace, work: Path) -> Iterator[tuple[str, str, int, Any]]:
     """(honest or hostile, what, cluster, the expert)."""
-    clusters = sorted(bench.orders)
-    for cluster in clusters:
-        yield "honest", "fully trained", cluster, bench.expert(cluster)
-    for share in shares:
-        for cluster in attacked:
+    for cluster in sorted(bench.orders):
+        yield "honest", FULL, cluster, bench.expert(cluster)
+    for cluster in sorted(bench.orders):
+        for other in bench.holdout(cluster).neighbours(cluster, arguments.neighbours):
+            impostor = changed(bench.expert(other), disturbed(0.01))
+            yield "hostile", f"{NEIGHBOUR}, disturbed by 1 %", cluster, impostor
+    for share in arguments.early:
+        for cluster in arguments.trained:
             yield "honest", f"{share:.0%} of the training", cluster, early(bench, share, cluster, work)
-    for cluster in attacked:
+    for cluster in arguments.attacked:
         own = bench.expert(cluster)
         for name, change in OWN.items():
             yield "hostile", name, cluster, changed(own, change)
         for name, band in BANDS.items():
             yield "hostile", name, cluster, SpoiltExpert(own, *band)
-    for cluster in clusters:
-        for other in clusters:
-            if other != cluster:
-                impostor = changed(bench.expert(other), disturbed(0.01))
-                yield "hostile", f"cluster {other}'s, disturbed by 1 %", cluster, impostor
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--attacked", type=int, nargs="+", default=[0, 3])
+    parser.add_argument("--attacked", type=int, nargs="*", default=[0])
     parser.add_argument("--early", type=float, nargs="*", default=[0.05, 0.2])
+    parser.add_argument("--trained", type=int, nargs="*", default=[0, 5])
+    parser.add_argument("--neighbours", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -259,8 +265,8 @@ def main() -> None:
     rows = []
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     with tempfile.TemporaryDirectory() as work:
-        for intent, what, cluster, expert in cases(bench, arguments.attacked, arguments.early, Path(work)):
-            paint = "'s, disturbed" not in what  # 56 pairs: their errors say enough
+        for intent, what, cluster, expert in cases(bench, arguments, Path(work)):
+            paint = what != FULL and NEIGHBOUR not in what  # with itself in its place a model paints what it painted
             rows.append({"intent": intent, "what": what, "cluster": cluster, **bench.judged(expert, cluster, paint)})
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "used"}), flush=True)
             record = {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,54 @@ def test_every_order_has_a_launch_file_that_runs_one_command(launcher: str, run:
         subprocess.run(["sh", "-n", str(files[1])], check=True)
         line = text.strip().splitlines()[-1].removeprefix("exec ").removeprefix("srun ")
     assert shlex.split(line) == ["atoll", "join", "s3://bucket/it's here", "--order", "01", "--out", "expert-01"]
+
+
+SBATCH = """#!/bin/bash
+# as much of sbatch as a launch file asks for: its options are read, and its script is run by its own interpreter
+bash -n "$1" || exit 1
+sed -n 's/^#SBATCH //p' "$1" > options
+exec "$(sed -n '1s/^#!//p' "$1")" "$1" > "$(sed -n 's/^--output=//p' options)" 2>&1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["shell", "slurm"])
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_launch_file_makes_an_expert(launcher: str, joins: bool, run: Path, tmp_path: Path) -> None:
+    """Launched for real, twice, as a scheduler does with a job that was stopped; slurm's by a small sbatch."""
+    url = tmp_path / "public" if joins else None
+    if url is not None:
+        publish(Store.at(run), Store.at(url))
+    files = write_launch(Artifact.open(run / "orders"), launcher, None if url is None else str(url)).path
+    programs = {
+        "atoll": f'#!/bin/sh\nexec {sys.executable} -m atoll "$@"\n',
+        "sbatch": SBATCH,
+        "srun": '#!/bin/sh\n"$@"\n',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "home").mkdir()
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment["HOME"] = str(tmp_path / "home")  # nobody's key
+    command = ["sh", str(files / "01.sh")] if launcher == "shell" else ["sbatch", str(files / "01.sbatch")]
+    for attempt in range(2):
+        with (tmp_path / f"said-{attempt}").open("w") as said:
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
+            if attempt == 0:
+                while not list(tmp_path.glob("expert-01/**/state")):
+                    assert process.poll() is None
+                    time.sleep(0.01)
+                process.kill()  # the verb itself: every script on the way has become it
+            assert (process.wait() == 0) is (attempt == 1), (tmp_path / f"said-{attempt}").read_text()
+    expert = Artifact.open(tmp_path / "expert-01" / "expert" if joins else tmp_path / "expert-01", "expert")
+    assert expert.manifest.config["cluster"] == 1
+    assert len(list((tmp_path / "public").glob("inbox/*/*/manifest.json"))) == (1 if joins else 0)
+    if launcher == "slurm":
+        options = (tmp_path / "options").read_text().splitlines()
+        assert "--requeue" in options
+        assert (tmp_path / "atoll-01.log").stat().st_size > 0
 
 
 def test_without_a_url_islands_train_from_the_run_and_a_wrong_name_is_one_line(run: Path) -> None:

@@ -15,11 +15,16 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+import torch
 
-from atoll.artifacts import Artifact, Store, UserError, find
-from atoll.exchange.join import JOINED, Joining
+from atoll.artifacts import Artifact, Store, UserError, find, sha256_file
+from atoll.data.shards import pack_captions, write_shard
+from atoll.data.space import TextSpace
+from atoll.exchange.fleet import fleet
+from atoll.exchange.join import JOINED, Joining, check_reader
 from atoll.exchange.leases import Lease, LeaseFile, Leases
 from atoll.exchange.published import find_card, policy, publish
+from atoll.islands.order import read_order
 from exchange.test_signatures import new_key
 from runs import ATOLL, atoll
 from s3_servers import moto_bucket, reached_at
@@ -52,7 +57,8 @@ def test_a_policy_lets_contributors_write_to_two_places_only() -> None:
     statements = json.loads(policy("s3://bucket/flowers"))["Statement"]
     writes = {r for s in statements if "s3:PutObject" in s["Action"] for r in s["Resource"]}
     reads = {r for s in statements if "s3:GetObject" in s["Action"] for r in s["Resource"]}
-    assert writes == {"arn:aws:s3:::bucket/flowers/leases/*", "arn:aws:s3:::bucket/flowers/inbox/*"}
+    inbox = "arn:aws:s3:::bucket/flowers/inbox/${aws:username}/*"
+    assert writes == {"arn:aws:s3:::bucket/flowers/leases/*", inbox}
     assert not any("inbox" in resource for resource in reads), "nobody reads what others sent"
     assert not any("Delete" in action for s in statements for action in s["Action"])
 
@@ -92,6 +98,30 @@ def test_a_lease_is_renewed_lost_and_taken_over_by_the_stores_clock(
     assert garbage.epoch == 2, "what is no lease holds nobody up"
 
 
+def test_leases_beyond_a_keys_cap_are_heeded_by_nobody(published: Path, tmp_path: Path) -> None:
+    """Mallory writes all three, past the client that would not; two hold, and the third is anybody's."""
+    card = find_card(Store.at(published))
+    assert card is not None
+    names_ = [order.lease for order in card.orders]
+    for name in names_:
+        (published / "leases" / name).mkdir(parents=True)
+        (published / "leases" / name / "000001.json").write_bytes(LeaseFile(holder=BOB).to_bytes())
+    leases = Leases(Store.at(published), card.lease_seconds, card.leases_per_key)
+    assert [leases.take(name, ALICE, names_) is not None for name in names_] == [False, False, True]
+    standing = leases.standing(names_, leases.now())
+    assert [lease.held(3600) for lease in standing.values()] == [True] * 3
+    assert [lease.is_of(ALICE) for lease in standing.values()] == [False, False, True]
+    (published / "leases" / names_[2] / "000003.json").write_bytes(LeaseFile(holder=BOB).to_bytes())
+    shown = {row.order: (row.state, row.holder) for row in fleet(Store.at(published), card)}
+    assert shown == {"00": ("taken", BOB), "01": ("taken", BOB), "02": ("beyond its key's cap", BOB)}
+    dry = atoll("join", published, "--out", tmp_path / "mine", "--unsigned", "--dry-run", "--device", "cpu").stdout
+    assert "would take order 02" in dry
+    assert dry.count("taken") == 2
+    assert "beside its holder" in (
+        atoll("join", published, "--out", tmp_path / "m", "--unsigned", "--dry-run", "--order", "00").stdout
+    )
+
+
 def test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left(
     planned: Path, published: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +129,7 @@ def test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left(
     key = new_key(tmp_path, "key")
     command = ["join", published, "--out", tmp_path / "mine", "--key", key, "--device", "cpu"]
     dry = atoll(*command, "--dry-run")
-    assert "would take the first that is free" in dry.stdout
+    assert f"would take order 00: train it in {tmp_path / 'mine'}, and send it, signed with {key}" in dry.stdout
     assert not (tmp_path / "mine").exists()
     assert not (published / "leases").exists()
     process = subprocess.Popen([*ATOLL, *map(str, command)], stdout=subprocess.DEVNULL)
@@ -201,7 +231,7 @@ def test_a_store_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyte
 def test_several_may_work_on_one_order_and_an_expired_lease_costs_nothing(published: Path, tmp_path: Path) -> None:
     first = Joining(Store.at(published), tmp_path / "a", device="cpu")
     listed = first.choose(None)
-    first.write_joined(listed.digest)
+    first.write_joined(order=listed.digest)
     (file,) = (published / "leases").glob("0*/000001.json")
     aged(file, 10_000)
     second = Joining(Store.at(published), tmp_path / "b", device="cpu").run(listed.order)
@@ -232,11 +262,47 @@ def test_an_order_that_is_not_the_organisers_is_not_trained(what: str, planned: 
     elif what == "unsigned":
         (public / "orders" / "00.json.sig").unlink()
     else:
-        joining.write_joined(listed.digest)
+        joining.write_joined(order=listed.digest)
         publish(Store.at(planned), Store.at(public), key=new_key(tmp_path, "mallory"))
     with pytest.raises(UserError, match=r"is not the order|not signed by the organiser|has changed since"):
         Joining(Store.at(public), tmp_path / "mine", device="cpu").run("00")
     assert not (tmp_path / "mine" / "expert").exists()
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        "t5:evil/model@0123456789ab",
+        "t5:evil/model",
+        "clip:/etc",
+        "clip:../..@0123456789ab",
+        "clip:.@0123456789ab",
+        "os",
+    ],
+)
+def test_what_an_order_only_names_is_neither_fetched_nor_loaded(
+    encoder: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captions kept as text, and a stranger's word for what reads them: one line, before anything is asked for."""
+    from atoll.models import pretrained, text_encoders
+
+    def asked(*words: object) -> None:
+        raise AssertionError(f"was asked for {words}")
+
+    monkeypatch.setattr(pretrained, "_download", asked)
+    monkeypatch.setattr(text_encoders, "_load_transformer", asked)
+    order, _ = read_order(published / "orders" / "00.json")
+    captions = {**pack_captions(["a flower"]), "captions": torch.tensor([0, 1])}
+    shard = {"latents": torch.zeros(1, *order.latent.shape), "labels": torch.tensor([-1]), **captions}
+    write_shard(tmp_path / "place" / "shard.safetensors", shard)
+    ref = order.shards[0].model_copy(
+        update={"path": "shard.safetensors", "sha256": sha256_file(tmp_path / "place" / "shard.safetensors")}
+    )
+    text = TextSpace(encoder=encoder, kind="tokens", length=4, width=8)
+    hostile = order.model_copy(update={"text": text, "shards": (ref,)})
+    with pytest.raises(UserError, match="which is not on this machine, and nothing is fetched"):
+        check_reader(hostile, Store.at(tmp_path / "place"))
+    check_reader(order, Store.at(published))
 
 
 def test_a_card_from_a_stranger_is_one_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from atoll.ensemble.changes import set_route
 from atoll.ensemble.signatures import KEY, begin_signing
 from atoll.ensemble.versions import open_ensemble
 from atoll.exchange.admit import admit
+from atoll.exchange.inbox import Allowance, HadTheirShare, inbox_of
 from atoll.exchange.quarantine import Refused
 from atoll.exchange.signed import SIGNATURE, sign_contribution
 from exchange.gallery import fresh, reseal
@@ -70,6 +71,73 @@ def test_names_come_from_the_organisers_list(run: Path, keys: Path, tmp_path: Pa
     assert member.contributor == "Alice-of-the-list"
     assert (run / member.path / SIGNATURE).read_bytes() == (folder / SIGNATURE).read_bytes(), "kept as the proof"
     assert member.digest == Artifact.open(folder).digest
+
+
+def test_who_sends_the_same_is_credited_too_and_named_as_such(run: Path, keys: Path, tmp_path: Path) -> None:
+    """The same order on the same machine is the same expert, byte for byte: two people may honestly have made it."""
+    folder = fresh(run / "islands" / "01" / "expert", tmp_path / "it")
+    with (run / "allowed_signers").open("ab") as listed:
+        listed.write(allowed_line("Mallory-of-the-list", keys / "mallory"))
+    sign_contribution(folder, keys / "alice")
+    first = admit(Store.at(run), folder).member
+    again = admit(Store.at(run), folder)
+    assert again.already
+    assert again.copied_by is None
+    model = open_ensemble(Store.at(run)).model_digest()
+    sign_contribution(folder, keys / "mallory")
+    for copied_by in ("Mallory-of-the-list", None):  # once
+        second = admit(Store.at(run), folder)
+        assert second.already
+        assert second.copied_by == copied_by
+        assert second.member.contributor == "Alice-of-the-list"
+        assert second.member.copies == ("Mallory-of-the-list",)
+    assert second.member.credits == "Alice-of-the-list; the same by Mallory-of-the-list"
+    assert [m.digest for m in open_ensemble(Store.at(run)).experts].count(first.digest) == 1
+    assert open_ensemble(Store.at(run)).model_digest() == model
+    assert (run / first.path / SIGNATURE).exists()
+    (folder / SIGNATURE).unlink()
+    assert admit(Store.at(run), folder).member.copies == ("Mallory-of-the-list",), "nobody: nobody is credited"
+
+
+def test_a_key_gets_only_so_many_judged_and_what_nobody_known_signed_is_not_even_copied(
+    run: Path, keys: Path, tmp_path: Path
+) -> None:
+    """Alice sends five bad ones, of which two are allowed; somebody replays her manifest with other files."""
+    expert, inbox = run / "islands" / "01" / "expert", run / "inbox"
+    for number in range(5):
+        bad = fresh(expert, inbox / "alices-key" / f"bad-{number}", 1e-3 * (number + 1))
+        (bad / "metrics.jsonl").write_text("garbage\n")
+        reseal(bad)
+        sign_contribution(bad, keys / "alice")
+    replayed_by_mallory = shutil.copytree(inbox / "alices-key" / "bad-4", inbox / "a-key-of-mallorys" / "0")
+    (replayed_by_mallory / "model.safetensors").write_bytes(b"spoilt")
+    stranger = fresh(expert, inbox / "strangers-key" / "0", 0.01)
+    sign_contribution(stranger, keys / "mallory")
+    good = fresh(expert, inbox / "strangers-key" / "alices", 0.02)
+    sign_contribution(good, keys / "alice")
+    allowance = Allowance(Store.at(run), most=2)
+    said = []
+    for place in inbox_of(Store.at(run), None):
+        try:
+            said.append(admit(Store.at(run), place, unsigned_ok=False, allowance=allowance).member.digest)
+        except UserError as error:
+            said.append(str(error).removeprefix(f"{inbox}/").split(", ")[0])
+    quarantine = {folder.name: folder for folder in (run / "quarantine").iterdir()}
+    assert "corrupt" in said[0], "on the account of the folder it lies in, not of her who signed"
+    hers = [text.partition(": ")[2] for text in said[1:6]]
+    assert hers == ["line 1 of its metrics.jsonl is no row of metrics"] * 2 + ["left where it is"] * 3
+    assert said[6] == "strangers-key/0: stays in quarantine"
+    assert "left where it is" in said[7], "she had her share"
+    copied = [folder for folder in quarantine.values() if (folder / "contribution" / "model.safetensors").exists()]
+    assert len(copied) == 2 + 1, "two of hers and what was spoilt; of the stranger's only the word"
+    accounts = Allowance(Store.at(run)).judged
+    assert accounts == {"inbox/alices-key": 2, "Alice-of-the-list": 2, "inbox/a-key-of-mallorys": 1}
+    for folder in quarantine.values():
+        shutil.rmtree(folder)
+    assert admit(Store.at(run), good, unsigned_ok=False, allowance=Allowance(Store.at(run), most=1)).member.contributor
+    small = Allowance(Store.at(run), most_bytes=1000)
+    with pytest.raises(HadTheirShare, match="more than 1,000 judged at once"):
+        admit(Store.at(run), fresh(expert, tmp_path / "key" / "large", 0.03), allowance=small, unsigned_ok=True)
 
 
 def replayed(folder: Path, keys: Path, tmp_path: Path) -> None:

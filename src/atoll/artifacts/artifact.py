@@ -70,7 +70,7 @@ class Artifact:
         if entry is None:
             raise UserError(f"{self.store}: the manifest lists no file {name}; make the artifact again")
         if not self.store.is_local:
-            return self.store.download(name, entry.sha256)
+            return self.store.download(name, entry.sha256, entry.bytes)
         path = self.store.path / name
         verify_file(path, entry.sha256, entry.bytes)
         return path

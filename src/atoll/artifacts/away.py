@@ -17,7 +17,7 @@ _NETWORK = frozenset(
 
 def is_away(error: BaseException) -> bool:
     """Whether an error means that a store did not answer, or stopped to; not one that the disk here is to blame for."""
-    if credentials_missing(error) is not None:
+    if credentials_missing(error) is not None or isinstance(error, PermissionError):  # "no" is an answer
         return False
     if isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.startswith(_LIBRARIES):
         return True

@@ -26,6 +26,7 @@ from .digest import sha256_file
 from .errors import UserError
 from .leftovers import remove_unfinished
 from .lock import is_file_at, lock_file, only_one
+from .web import SCHEMES, WebFiles
 
 # what file systems without hard links answer
 CANNOT_LINK = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
@@ -129,16 +130,18 @@ class Store:
             filesystem, root = self._remote()
             filesystem.pipe_file(f"{root}/{name}", data)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, asked: bool = True) -> bool:
         """Write one small file unless its name is taken: then False, and nothing is changed.
 
         Of several that create the same name at once exactly one gets True; a reader sees the whole file or none. A
-        store that cannot do this is refused.
+        store that cannot do this is refused; without `asked` it is not asked, for those who may remove nothing from it
+        and know from somebody else that it can.
         """
         check_relative(name)
         if self.is_local:
             return create_local(self.path / name, data)
-        self.check_creates()
+        if asked:
+            self.check_creates()
         filesystem, root = self._remote()
         return create_remote(filesystem, f"{root}/{name}", data)
 
@@ -165,8 +168,8 @@ class Store:
         filesystem, root = self._remote()
         filesystem.put_file(str(source), f"{root}/{name}")
 
-    def download(self, name: str, sha256: str) -> Path:
-        """A verified local copy of a remote file, fetched once and named by its digest."""
+    def download(self, name: str, sha256: str, most: int | None = None) -> Path:
+        """A verified local copy of a remote file of at most `most` bytes, fetched once and named by its digest."""
         check_relative(name)
         kept = cache_folder() / sha256[:2] / sha256
         if kept.exists():
@@ -175,13 +178,38 @@ class Store:
         remove_unfinished(kept.parent)
         filesystem, root = self._remote()
         with atomic_file(kept) as stream:
-            filesystem.get_file(f"{root}/{name}", stream.name)
+            if isinstance(filesystem, WebFiles):
+                filesystem.get_file(f"{root}/{name}", stream.name, most)
+            else:
+                size = filesystem.size(f"{root}/{name}") if most is not None else None
+                if most is not None and (size or 0) > most:
+                    raise UserError(f"{self.url}/{name}: has {size:,} bytes, at most {most:,} were expected")
+                filesystem.get_file(f"{root}/{name}", stream.name)
             found = sha256_file(Path(stream.name))
             if found != sha256:
                 raise UserError(f"{self.url}/{name}: sha256 is {found[:12]}, expected {sha256[:12]}; get it again")
         return kept
 
+    def remove(self, name: str) -> None:
+        """Take a file away; FileNotFoundError where it is missing."""
+        check_relative(name)
+        if self.is_local:
+            (self.path / name).unlink()
+        else:
+            filesystem, root = self._remote()
+            filesystem.rm_file(f"{root}/{name}")
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """A file of an object store or a web server, to be read as far as the reader wants."""
+        check_relative(name)
+        filesystem, root = self._remote()
+        with filesystem.open(f"{root}/{name}", "rb") as stream:
+            yield stream
+
     def _remote(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        if self.url.partition("://")[0] in SCHEMES:
+            return WebFiles(), self.url
         filesystem, root = fsspec.core.url_to_fs(self.url)
         return filesystem, root.rstrip("/")
 

@@ -8,8 +8,9 @@ import typer
 
 from ..artifacts import UserError
 from ..ensemble.versions import clean_run
-from ..exchange.admit import Admission, inbox_of
+from ..exchange.admit import Admission
 from ..exchange.admit import admit as admit_one
+from ..exchange.inbox import MOST_EACH, Allowance, HadTheirShare, inbox_of
 from ..islands.launch import check_finished
 from .bars import bars, console
 from .tables import plain
@@ -32,6 +33,9 @@ def admit(
     unsigned_ok: Annotated[
         bool, typer.Option("--unsigned-ok", help="Also take what nobody known has signed, if it passes")
     ] = False,
+    most_each: Annotated[
+        int, typer.Option(help="Of an inbox: contributions of one key to judge, those refused before included", min=1)
+    ] = MOST_EACH,
     device: Annotated[
         str | None, typer.Option(help="Where to measure: cpu, cuda; default: cuda if there is one")
     ] = None,
@@ -48,7 +52,8 @@ def admit(
     with the reasons; one refusal does not stop the others, and the exit code is then 2.
 
     Where the run has an allowed_signers file, and always with --inbox, an expert must be signed with a key of it.
-    Whoever it names is credited; no name in a contribution is ever shown.
+    Whoever it names is credited; no name in a contribution is ever shown. Of an inbox each key gets --most-each
+    contributions judged, and the rest is left there; what was refused before counts until you remove it.
 
     Examples:
 
@@ -60,7 +65,9 @@ def admit(
     """
     run = clean_run(out)
     places = list(contributions or ())
+    allowance = None
     if inbox or inbox_at is not None:
+        allowance = Allowance(run, most_each)
         places += [str(place) for place in inbox_of(run, inbox_at)]
         if not places:
             console.print("nothing has come in")
@@ -68,7 +75,7 @@ def admit(
     if not places:
         raise UserError("admit: name expert folders, or use --inbox for all that came in")
     known = True if unsigned_ok else (False if inbox or inbox_at is not None else None)
-    refused = []
+    refused, left = [], []
     with bars("experts") as show:
         for number, place in enumerate(places):
             show("checking and measuring", number, len(places))
@@ -76,17 +83,31 @@ def admit(
                 check_finished(place)
                 tell(
                     admit_one(
-                        run, place, replace=replace, again=again, device=device, signers=signers, unsigned_ok=known
+                        run,
+                        place,
+                        replace=replace,
+                        again=again,
+                        device=device,
+                        signers=signers,
+                        unsigned_ok=known,
+                        allowance=allowance,
                     )
                 )
+            except HadTheirShare as waiting:
+                left.append(str(waiting))
             except UserError as error:
                 if len(places) == 1:
                     raise
                 refused.append(place)
                 typer.echo(f"atoll: {error}", err=True)
+    if left:
+        console.print(plain(left[0], 600), soft_wrap=True)
+        if len(left) > 1:
+            console.print(f"so are {len(left) - 1} more", soft_wrap=True)
     if refused:
-        others = "" if len(refused) == len(places) else "; the others are in"
-        raise UserError(f"{len(refused)} of {len(places)} were not admitted, for the reasons above{others}")
+        judged = len(places) - len(left)
+        others = "" if len(refused) == judged else "; the others are in"
+        raise UserError(f"{len(refused)} of {judged} were not admitted, for the reasons above{others}")
 
 
 def tell(result: Admission) -> None:
@@ -101,4 +122,6 @@ def tell(result: Admission) -> None:
         f"{state}: cluster {member.cluster}, {plain(member.objective)}{measured} -> [bold]{plain(member.path)}[/bold]"
     )
     by = "" if member.contributor is None else f", by {plain(member.contributor)}"
+    if result.copied_by is not None:
+        by += f"; {plain(result.copied_by)} sent the same, and is credited, too"
     console.print(f"{line}{by}", soft_wrap=True)

@@ -118,7 +118,7 @@ def experts_table(run: Store, version: Version) -> Table:
     for column in ("error", "Gaussian's"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("licence", overflow="fold")
-    credited = any(member.contributor for member in version.experts)
+    credited = any(member.credits for member in version.experts)
     if credited:
         table.add_column("by", overflow="fold")
     table.add_column("serves", no_wrap=True)
@@ -131,7 +131,7 @@ def experts_table(run: Store, version: Version) -> Table:
             there = is_whole(run, member)
             state = ("[green]yes[/green]" if there else "[red]is missing[/red]") if member.serving else idle
             row = [str(cluster), plain(member.name), plain(member.objective), *numbers, plain(member.licence or "")]
-            row += [plain(member.contributor or "")] if credited else []
+            row += [plain(member.credits)] if credited else []
             table.add_row(*row, state, style=None if member.serving else "dim")
         if not members:
             table.add_row(str(cluster), "[yellow]none yet[/yellow]")

@@ -60,12 +60,7 @@ def join(
         Store.at(url), Path(out), chosen, device, limit, provenance, (lambda text: None) if quiet else say
     )
     if dry_run:
-        console.print(table(joining.offers(look=False)))
-        signed = "unsigned" if chosen is None else f"signed with {chosen}"
-        console.print(
-            f"would take the first that is free and fits, train it in {plain(out)}, and send it {plain(signed)}"
-        )
-        console.print(REVEALS)
+        tell_plan(joining, order, out, chosen)
         return
     if not quiet and joining.joined.order is None:
         console.print(table(joining.offers()))
@@ -77,6 +72,24 @@ def join(
         console.print(f"expert {sent.expert.digest[:12]} in [bold]{plain(out)}/expert[/bold]: send this folder back")
     else:
         console.print(f"sent: expert {sent.expert.digest[:12]}; nothing more to do", soft_wrap=True)
+
+
+def tell_plan(joining: Joining, wanted: str | None, out: str, key: str | None) -> None:
+    """What would be done, by leases as they are now and this machine's clock."""
+    offers = joining.offers(dry=True)
+    console.print(table(offers))
+    begun, settled = joining.joined.order is not None, joining.settled(wanted)
+    invited = [settled] if settled is not None else joining.inviting(offers)
+    if not invited:
+        console.print("would take none: no order is free that fits this machine; --order works beside its holder")
+        return
+    (chosen,) = [offer for offer in offers if offer.order == invited[0]]
+    beside = "" if chosen.free or begun else ", beside its holder"
+    signed = "unsigned" if key is None else f"signed with {plain(key)} as {joining.joined.holder}"
+    sent = "leave it there to be sent by hand" if joining.card.read_only else "send it"
+    which = f"{'go on with' if begun else 'take'} order [bold]{plain(chosen.order.order)}[/bold]{beside}"
+    console.print(f"would {which}: train it in {plain(out)}, and {sent}, {signed}", soft_wrap=True)
+    console.print(REVEALS)
 
 
 def table(offers: list[Offer]) -> Table:

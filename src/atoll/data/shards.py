@@ -136,6 +136,11 @@ class ShardSet:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether captions are kept as text, which an encoder must read."""
+        return any("caption_text" in shard for shard in self._shards)
+
     def latents(self, rows: Tensor) -> Tensor:
         """float32 [n, C, H, W], normalised."""
         return self._gather("latents", rows)

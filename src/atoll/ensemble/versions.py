@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -68,6 +68,15 @@ class Member(Reference):
     licence: str | None = Field(None, max_length=2000)
     serving: bool = True
     contributor: str | None = Field(None, max_length=80, description="as the organiser's list of signers calls them")
+    copies: tuple[Annotated[str, Field(max_length=80)], ...] = Field(
+        (), max_length=1000, description="who sent the very same one later, in the same words"
+    )
+
+    @property
+    def credits(self) -> str:
+        """For people: who made it, and who sent the same."""
+        same = f"the same by {', '.join(self.copies)}" if self.copies else ""
+        return "; ".join(filter(None, (self.contributor, same)))
 
 
 class Version(BaseModel):

@@ -15,17 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import MANIFEST, Artifact, Draft, Manifest, Store, UserError, find, printable
+from ..artifacts import Artifact, Draft, Manifest, Store, UserError, find, printable
 from ..ensemble.changes import begun, change_ensemble
 from ..ensemble.checks import Checks, check_spaces, objective_of
-from ..ensemble.versions import Member, Version, is_whole, open_ensemble, open_reference, place_of
+from ..ensemble.versions import Member, Version, Yardsticks, is_whole, open_ensemble, open_reference, place_of
 from ..islands.expert import KIND, Expert, ExpertCard, load_expert, read_expert_card
 from ..islands.order import Order
-from ..process import LinearFlow
+from ..process import Denoiser, LinearFlow
 from ..training.execution import named_or_best
 from ..training.result import WEIGHTS
-from .canary import canary
+from .canary import Canary, canary
 from .held import check_card, check_manifest, check_metrics, read_card
+from .inbox import Allowance
 from .measure import (
     BRANCHES,
     EDGES,
@@ -51,7 +52,7 @@ from .quarantine import (
     read_reasons,
     write_reasons,
 )
-from .signed import SIGNATURE, contributor, read_signature, read_signers
+from .signed import SIGNATURE, contributor, read_signature, read_signers, signer_of
 
 JUDGEMENT = "judgement.json"  # beside an admitted expert
 MARGIN = 0.01  # by which a newcomer must be better than whoever serves
@@ -59,17 +60,21 @@ BRANCH_SLACK = 0.1  # by which its answers without the condition may be worse th
 BAND_SLACK = 3.0  # a band of t may be this much worse than the mean may
 OUTSIDE_SLACK = 10.0  # the same outside its cluster, of which it has learned nothing
 STRANGER = 0.9  # of its own error in Gaussians that an expert of another cluster has there
+AS_GOOD = 1.1  # of a neighbour's error in its cluster: less is as good as it there
 NO_BETTER = 0.97  # of a neighbour's error in one's own cluster: less is knowing one's own better
 CANARY_SLACK = 1.25  # by which images may move away from the data
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What `admit` did: the member as it stands in the model, whether it was there before, and who serves instead."""
+    """What `admit` did: the member as it stands in the model, whether it was there before, who serves instead, and who
+    is credited beside its contributor for having sent the same.
+    """
 
     member: Member
     already: bool
     incumbent: str | None = None
+    copied_by: str | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -82,13 +87,15 @@ def admit(
     device: str | None = None,
     signers: str | Path | None = None,
     unsigned_ok: bool | None = None,
+    allowance: Allowance | None = None,
 ) -> Admission:
     """Judge one expert folder in the run's quarantine; if it passes, name it in a new version of the model.
 
     It is measured on the newest data, whichever of the run's orders it was trained for. Whoever serves its cluster is
     measured on the same draws, and stays unless the newcomer is better by a margin (of a newer order: not worse by it),
     or `replace`. All stay on disk and in the model, and `atoll ensemble --use` chooses another. What is refused stays
-    in the quarantine with the reasons, and is refused at once when it comes `again`, unless that is asked for.
+    in the quarantine with the reasons, and is refused at once when it comes `again`, unless that is asked for. With an
+    `allowance` nobody gets more judged than that.
 
     `signers` is the organiser's allowed_signers file, RUN/allowed_signers if none is named. Where there is one, who
     signed with no key of it is refused, unless `unsigned_ok`; where there is none, only if that is False.
@@ -99,28 +106,54 @@ def admit(
     manifest = read_manifest(source)
     order = order_of(run, version, check_manifest(manifest, str(source)), source)
     name = f"{order.name}-{manifest.digest()[:12]}"
+    known = read_signers(run, signers)
+    unsigned_ok = known is None if unsigned_ok is None else unsigned_ok
     for member in version.experts:
         if member.digest == manifest.digest() and is_whole(run, member):
             leave(run, name)
-            return Admission(member, already=True)
+            return credited(run, member, manifest, read_signature(source), known)
     before = read_reasons(run, name)
     if before is not None and before.get("whole") and before.get("contribution") == manifest.digest() and not again:
         why = printable(str(before.get("reason", "")), 200)
         raise Refused(f"{source}: was refused before ({why}); --again judges it anew")
-    known = read_signers(run, signers)
-    unsigned_ok = known is None if unsigned_ok is None else unsigned_ok
     signature = read_signature(source)
     judge = Judge(run, version, order, manifest, str(source), named_or_best(device), replace)
     try:
+        # who it is from, and whether they may have more of our time: before a byte of it is copied
+        judge.contributor = contributor(manifest, signature, known, unsigned_ok, str(source))
+        judge.signature = signature if judge.contributor else None
+        if allowance is not None:
+            judge.accounts = allowance.spend(judge.contributor, source, manifest)
         with quarantined(run, name, source, manifest, caps(order.architecture)) as held:
-            judge.contributor = contributor(manifest, signature, known, unsigned_ok, str(source))
-            judge.signature = signature if judge.contributor else None
             admission = judge.admit(held, name)
     except Refused as refusal:
+        if allowance is not None and not judge.whole:
+            allowance.refund(judge.contributor)
         write_reasons(run, name, judge.told(refusal))
         raise Refused(printable(str(refusal), 600)) from refusal
     leave(run, name)
     return admission
+
+
+def credited(run: Store, member: Member, manifest: Manifest, signature: bytes | None, known: bytes | None) -> Admission:
+    """What is there already stays as it is; another who signed the very same one is credited beside its contributor.
+
+    The same order on the same kind of machine makes the same expert, so two people may honestly have it. Whoever came
+    later may also have copied it: they are named as who sent the same, and not as who made it.
+    """
+    who = None if signature is None or known is None else signer_of(manifest, signature, known)
+    if who is None or who == member.contributor or who in member.copies:
+        return Admission(member, already=True)
+
+    def credit(now: Version | None) -> Version:
+        version = begun(run, now)
+        there = next((m for m in version.experts if m.digest == member.digest), None)
+        if there is None or who in (there.contributor, *there.copies):
+            return version
+        return version.with_expert(there.model_copy(update={"copies": (*there.copies, who)}))
+
+    after = change_ensemble(run, credit, f"credited {who} for sending {member.name}, too")
+    return Admission(next(m for m in after.experts if m.digest == member.digest), already=True, copied_by=who)
 
 
 def order_of(run: Store, version: Version, digest: str, source: Store) -> Order:
@@ -145,7 +178,9 @@ class Judge:
     seed: int = field(default_factory=lambda: secrets.randbits(62))  # nobody knew it when the expert was made
     measured: dict[str, Any] = field(default_factory=dict)
     contributor: str | None = None
+    accounts: tuple[str, ...] = ()  # on which it is judged, the folder's and the signer's, where they are kept
     signature: bytes | None = None
+    thorough: bool = False  # look also where it is clear already that nothing will be found
     whole: bool = False  # every file was what the manifest says; else somebody else may still bring the real one
 
     def admit(self, held: Quarantined, name: str) -> Admission:
@@ -216,11 +251,15 @@ class Judge:
         partition = open_reference(self.run, self.version.partition, "partition")
         return Holdout.of(data, partition, self.order)
 
-    def measure(self, expert: Expert, holdout: Holdout) -> Any:
-        """Refuse what is worse than the order allows, in either branch, in any band of t, inside or out."""
+    def measure(self, expert: Expert, holdout: Holdout) -> Yardsticks:
+        """Refuse what is worse than the order allows; of what is not, the errors that anybody can measure again."""
+        self.check_errors(expert.denoiser(LinearFlow()), holdout)
+        return recorded(expert, self.order, holdout, self.device)
+
+    def check_errors(self, bridge: Denoiser, holdout: Holdout) -> None:
+        """In either branch, in any band of t, inside its cluster and out."""
         cluster, allowed = cluster_of(self.order), self.order.acceptance.gaussians
-        bridge, gaussian = expert.denoiser(LinearFlow()), holdout.gaussian(cluster)
-        draws = self.draws(holdout)
+        gaussian, draws = holdout.gaussian(cluster), self.draws(holdout)
         found, unit = score(bridge, holdout, draws, self.device), score(gaussian, holdout, draws)
         self.measured |= {
             "gaussians": {b: ratio(found[b].mean, unit[b].mean) for b in BRANCHES},
@@ -234,36 +273,38 @@ class Judge:
             elsewhere = Draws.of(outside, self.seed, "outside", NEIGHBOUR_PAIRS, 64)
             far, far_unit = score(bridge, holdout, elsewhere, self.device), score(gaussian, holdout, elsewhere)
             for branch in BRANCHES:
-                worst = OUTSIDE_SLACK * allowed * far_unit[branch].mean
-                self.measured[f"outside, {branch}"] = ratio(far[branch].mean, far_unit[branch].mean)
-                if not far[branch].mean <= worst:
-                    raise Refused(
-                        f"{self.where}: outside its cluster its error {branch} is {far[branch].mean:.4g}, "
-                        f"above {worst:.4g}"
-                    )
+                error, worst = far[branch].mean, OUTSIDE_SLACK * allowed * far_unit[branch].mean
+                self.measured[f"outside, {branch}"] = ratio(error, far_unit[branch].mean)
+                said = f"outside its cluster its error {branch} is {error:.4g}, above {worst:.4g}"
+                self.hold(f"outside, {branch}", error, worst, said)
             self.refuse_neighbours(bridge, holdout, found[BRANCHES[0]].mean / unit[BRANCHES[0]].mean)
-        return recorded(expert, self.order, holdout, self.device)
+
+    def hold(self, rule: str, value: float, worst: float, said: str) -> None:
+        """One rule: how much of what it allows is used up, and a refusal for more than all of it."""
+        self.measured.setdefault("used", {})[rule] = ratio(value, worst)
+        if not value <= worst:
+            raise Refused(f"{self.where}: {said}")
 
     def draws(self, holdout: Holdout) -> Draws:
         return Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "inside")
 
     def check_branch(self, branch: Branch, found: Scores, unit: Scores, allowed: float) -> None:
         cluster, worst = self.order.cluster, allowed * unit.mean
-        if not found.mean <= worst:
-            raise Refused(
-                f"{self.where}: refused, its holdout error {branch} {found.mean:.4f} on cluster {cluster} is above "
-                f"{worst:.4f}, {allowed:g} times a Gaussian's; train it longer"
-            )
+        said = (
+            f"refused, its holdout error {branch} {found.mean:.4f} on cluster {cluster} is above {worst:.4f}, "
+            f"{allowed:g} times a Gaussian's; train it longer"
+        )
+        self.hold(f"mean, {branch}", found.mean, worst, said)
         # near data a velocity's error is x0's over t, so x0's is held against the Gaussian's of the band above
         units = (unit.bands[1] * EDGES[2] ** 2, *unit.bands[1:])
         for low, high, error, of in zip(EDGES, EDGES[1:], found.bands, units, strict=False):
-            if not error <= BAND_SLACK * allowed * of:
-                raise Refused(
-                    f"{self.where}: refused, {branch} its error for t from {low:g} to {high:g} is {error:.4g} on "
-                    f"cluster {cluster}, {error / of:.3g} times a Gaussian's"
-                )
+            said = (
+                f"refused, {branch} its error for t from {low:g} to {high:g} is {error:.4g} on cluster {cluster}, "
+                f"{error / of:.3g} times a Gaussian's"
+            )
+            self.hold(f"t {low:g} to {high:g}, {branch}", error, BAND_SLACK * allowed * of, said)
 
-    def refuse_neighbours(self, bridge: Any, holdout: Holdout, own: float) -> None:
+    def refuse_neighbours(self, bridge: Denoiser, holdout: Holdout, own: float) -> None:
         """Who is as good in another cluster as whoever serves it, and no better than that one in its own, is of that
         cluster. To be good there is no fault: among photographs one cluster is easier than another for everybody.
         """
@@ -273,39 +314,44 @@ class Judge:
             unit = mean_error(holdout.gaussian(cluster), holdout, draws)
             there = mean_error(bridge, holdout, draws, self.device)
             self.measured[f"cluster {cluster}"] = ratio(there, unit)
-            # worse than a Gaussian it is nobody's expert yet: a short training, no stranger's
-            if not there / unit < min(1.0, STRANGER * own) or cluster not in serving:
+            # all three must hold for a refusal, so the one that is furthest from it counts.
+            # Worse than a Gaussian it is nobody's expert yet: a short training, no stranger's
+            spared = there / unit / min(1.0, STRANGER * own)
+            if cluster not in serving:
                 continue
-            try:
-                theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
-            except UserError:  # it is missing: nobody to compare with
-                continue
-            if there > 1.1 * mean_error(theirs, holdout, draws, self.device):
-                continue
-            here = Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "own", NEIGHBOUR_PAIRS, 1)
-            mine, neighbours = (mean_error(one, holdout, here, self.device) for one in (bridge, theirs))
-            if mine > NO_BETTER * neighbours:
-                raise Refused(
-                    f"{self.where}: is an expert of cluster {cluster}, where its error is {there / unit:.2f} times a "
-                    f"Gaussian's; on cluster {self.order.cluster}, which its order is for, {own:.2f}"
-                )
+            if spared < 1 or self.thorough:
+                try:
+                    theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
+                except UserError:  # it is missing: nobody to compare with
+                    continue
+                here = Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "own", NEIGHBOUR_PAIRS, 1)
+                mine, neighbours = (mean_error(one, holdout, here, self.device) for one in (bridge, theirs))
+                as_good = there / (AS_GOOD * mean_error(theirs, holdout, draws, self.device))
+                spared = max(spared, as_good, NO_BETTER * neighbours / mine)
+            said = (
+                f"is an expert of cluster {cluster}, where its error is {there / unit:.2f} times a Gaussian's; on "
+                f"cluster {self.order.cluster}, which its order is for, {own:.2f}"
+            )
+            self.hold(f"of cluster {cluster}", 1.0, spared, said)
 
     def paint(self, expert: Expert, holdout: Holdout, held: Quarantined) -> None:
         """Refuse what the model cannot paint with."""
         seen = canary(self.run, self.version, expert, cluster_of(self.order), holdout, self.seed, self.device)
         (held.folder / SHEET).write_bytes(seen.sheet(self.order.latent))
+        self.check_canary(seen)
+
+    def check_canary(self, seen: Canary) -> None:
         self.measured["canary"] = {"with": tidy(seen.after), "without": seen.before, "gaussian": seen.gaussian}
         served = any(member.cluster == self.order.cluster for member in self.version.serving)
         worst = self.order.acceptance.gaussians * seen.gaussian
-        if (
-            seen.before is not None and served and not self.replace
-        ):  # a model with nobody for this cluster is no measure
+        # a model with nobody for this cluster is no measure
+        if seen.before is not None and served and not self.replace:
             worst = CANARY_SLACK * seen.before
-        if not seen.after <= worst:
-            raise Refused(
-                f"{self.where}: refused by the canary, images painted with it lie {seen.after:.4g} from the nearest "
-                f"real one, at most {worst:.4g} are allowed"
-            )
+        said = (
+            f"refused by the canary, images painted with it lie {seen.after:.4g} from the nearest real one, at most "
+            f"{worst:.4g} are allowed"
+        )
+        self.hold("canary", seen.after, worst, said)
 
     def seat(self, now: Version | None, member: Member, seats: Seats) -> Version:
         before = begun(self.run, now)
@@ -328,6 +374,7 @@ class Judge:
             "order": self.order.digest(),
             "cluster": self.order.cluster,
             "whole": self.whole,
+            "accounts": self.accounts if self.whole else self.accounts[:1],
             "measured": self.measured,
         }
 
@@ -390,29 +437,6 @@ def copy_expert(source: Artifact, place: Store) -> None:
         manifest = source.manifest
         copied = draft.commit(config=manifest.config, parents=manifest.parents, licence=manifest.licence)
     assert copied.digest == source.digest
-
-
-def inbox_of(run: Store, place: str | None) -> list[Store]:
-    """Every finished contribution below an inbox, INBOX/<key>/<name>/, sorted by name; links are not followed."""
-    inbox = run.child("inbox") if place is None else Store.at(place)
-    found = []
-    for sender in folders(inbox):
-        if sender.exists(MANIFEST):
-            found.append(sender)
-        found += [contribution for contribution in folders(sender) if contribution.exists(MANIFEST)]
-    return found
-
-
-def folders(store: Store) -> list[Store]:
-    """Folders directly below; a link, or a name no folder of ours has, is not followed."""
-    named = []
-    for name in store.children():
-        if name.startswith(".") or not name.isprintable() or any(c in name for c in "\\:"):
-            continue
-        child = store.child(name)
-        if not child.is_local or (child.path.is_dir() and not child.path.is_symlink()):
-            named.append(child)
-    return named
 
 
 def ratio(error: float, unit: float) -> float:

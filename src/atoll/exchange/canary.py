@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import Store, UserError
-from ..data.contact_sheet import contact_sheet
+from ..data.contact_sheet import COLUMNS, titled_sheet
 from ..data.space import LatentSpace
 from ..ensemble.load import Ensemble, load_ensemble
 from ..ensemble.missing import RouterAmong
@@ -43,18 +43,34 @@ class Canary:
     after: float
     before: float | None
     gaussian: float
-    with_it: Tensor
+    with_it: Tensor | None
     without_it: Tensor | None
     alone: Tensor
     unguided: Tensor
+    real: Tensor
+    cluster: int
 
     def sheet(self, latent: LatentSpace) -> bytes:
-        """A PNG, in rows: the candidate alone, alone without a condition, the model with it, and without it."""
-        parts = [self.alone, self.unguided, self.with_it, *([] if self.without_it is None else [self.without_it])]
-        shown = torch.cat([latent.previews(part[:16].nan_to_num(0.0)) for part in parts])
+        """A PNG for the organiser's eye: the candidate beside real images, and the model with it and without it."""
+        both = f"first row cluster {self.cluster}, second row others"
+        parts = {
+            f"real, cluster {self.cluster}": self.real,
+            f"the candidate alone, asked for cluster {self.cluster}": self.alone[: 2 * COLUMNS],
+            "the candidate alone, asked for nothing": self.unguided[: 2 * COLUMNS],
+        }
+        if self.with_it is not None and self.without_it is not None:
+            parts[f"the model with it: {both}"] = rows_of_both(self.with_it)
+            parts[f"the model as it is: {both}"] = rows_of_both(self.without_it)
+        shown = {title: latent.previews(part.nan_to_num(0.0)).cpu().numpy() for title, part in parts.items()}
         with io.BytesIO() as stream:
-            contact_sheet(shown.cpu().numpy()).save(stream, format="PNG")
+            titled_sheet(shown).save(stream, format="PNG")
             return stream.getvalue()
+
+
+def rows_of_both(painted: Tensor) -> Tensor:
+    """A row from inside the cluster, and one from outside, which are the two halves of what a model painted."""
+    half = len(painted) // 2
+    return torch.cat([painted[:COLUMNS], painted[half : half + COLUMNS]])
 
 
 def canary(
@@ -89,8 +105,9 @@ def canary(
     whole = present_model(run, device)
     real = real_latents(holdout, cluster)
     gaussian = nearest(holdout.gaussian(cluster).draw(half, numbers), real)
+    some = real[:: max(1, len(real) // COLUMNS)][:COLUMNS].unflatten(1, version.latent.shape)
     if whole is None:
-        return Canary(nearest(alone, real), None, gaussian, alone, None, alone, unguided)
+        return Canary(nearest(alone, real), None, gaussian, None, None, alone, unguided, some, cluster)
     guidance = GUIDANCE if reads else 1.0
     before = whole.mixture(parse_route(version.route))
     denoisers = [candidate if k == cluster else denoiser for k, denoiser in enumerate(before.denoisers)]
@@ -99,7 +116,8 @@ def canary(
     after = replace(before, denoisers=denoisers, router=RouterAmong(router, gone) if gone else router)
     with_it, without_it = (paint(mixture, condition, len(rows), guidance) for mixture in (after, before))
     near = torch.cat([real, real_latents(holdout, None)])
-    return Canary(nearest(with_it, near), nearest(without_it, near), gaussian, with_it, without_it, alone, unguided)
+    after_it, before_it = nearest(with_it, near), nearest(without_it, near)
+    return Canary(after_it, before_it, gaussian, with_it, without_it, alone, unguided, some, cluster)
 
 
 def present_model(run: Store, device: str) -> Ensemble | None:

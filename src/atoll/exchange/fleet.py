@@ -9,8 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..artifacts import MANIFEST, Store
-from .leases import Leases
-from .published import INBOX, PublishedCard
+from .inbox import INBOX
+from .leases import Lease, Leases
+from .published import PublishedCard
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Work:
     """One published order. `came` is None where nobody may look into the inbox."""
 
     order: str
-    state: str  # free, taken, expired, sent
+    state: str  # free, taken, expired, sent, or beyond what its holder may have, which nobody heeds
     holder: str | None
     share: float | None
     hours_left: float | None
@@ -29,20 +30,28 @@ def fleet(place: Store, card: PublishedCard) -> list[Work]:
     """Every order, from its lease and from the inbox."""
     came = arrived(place)
     leases = Leases(place, card.lease_seconds, card.leases_per_key)
-    now = None if card.read_only else leases.now()
+    standing = {} if card.read_only else leases.standing([order.lease for order in card.orders], leases.now())
     rows = []
     for order in card.orders:
-        lease = None if now is None else leases.newest(order.lease, now)
+        lease = standing.get(order.lease)
         file = None if lease is None else lease.file
         count = None if came is None else came[order.order]
         if lease is None or file is None:
             rows.append(Work(order.order, "free", None, None, None, count))
             continue
-        state = "sent" if file.done else ("taken" if lease.held(card.lease_seconds) else "expired")
+        state = state_of(lease, card.lease_seconds)
         share = file.images / file.total if file.total else 0.0
         left = None if file.seconds_left is None or state == "expired" else file.seconds_left / 3600
         rows.append(Work(order.order, state, file.holder, min(1.0, share), left, count))
     return rows
+
+
+def state_of(lease: Lease, seconds: float) -> str:
+    if lease.file is not None and lease.file.done:
+        return "sent"
+    if lease.beyond:
+        return "beyond its key's cap"
+    return "taken" if lease.held(seconds) else "expired"
 
 
 def arrived(place: Store) -> Counter[str] | None:

@@ -8,27 +8,33 @@ FOLDER/
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, write_atomic
+from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, printable, write_atomic
 from ..artifacts.away import is_away, reaching
 from ..artifacts.signing import fingerprint
+from ..artifacts.store import cache_folder
+from ..islands.expert import KIND
 from ..islands.order import Order
-from ..islands.train import train
+from ..islands.train import shards_of, train
 from ..models.accounting import account
+from ..models.text_encoders import is_here
 from ..training.execution import named_or_best
 from ..training.loop import Progress, Watch
 from ..training.machines import this_gpu
 from ..training.memory import fits
 from ..training.resources import Resources
+from .inbox import INBOX
 from .leases import HOLDER, Lease, LeaseFile, Leases
-from .published import INBOX, ORGANISERS, PublishedCard, PublishedOrder, check_order, open_card
+from .published import ORGANISERS, PublishedCard, PublishedOrder, check_order, open_card
+from .quarantine import caps
 from .signed import SIGNATURE, sign_contribution
 
 JOINED = "joined.json"
@@ -44,6 +50,7 @@ class Joined(BaseModel):
     holder: str = Field(pattern=HOLDER)
     order: str | None = Field(None, pattern=DIGEST)
     organisers: str | None = None
+    sent: str | None = Field(None, pattern=DIGEST, description="the expert that was sent: who sends may not look again")
 
 
 @dataclass(frozen=True)
@@ -105,16 +112,16 @@ class Joining:
         return found
 
     def published_organisers(self) -> str | None:
+        if not self.card.signed:
+            return None
         try:
             return self.place.read(ORGANISERS, 2**20).decode()
-        except FileNotFoundError:
-            return None
-        except UnicodeError as error:
+        except (FileNotFoundError, UnicodeError) as error:
             raise UserError(f"{self.place}/{ORGANISERS}: is no list of keys; ask whoever published it") from error
 
-    def write_joined(self, order: str) -> None:
+    def write_joined(self, **changed: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.joined = self.joined.model_copy(update={"order": order})
+        self.joined = self.joined.model_copy(update=changed)
         write_atomic(self.folder / JOINED, self.joined.model_dump_json(indent=2).encode() + b"\n")
 
     @property
@@ -125,14 +132,16 @@ class Joining:
         known = self.joined.organisers
         return check_order(self.place, listed, None if known is None else known.encode())
 
-    def offers(self, look: bool = True) -> list[Offer]:
-        """Every order, with what it needs here; `look` also at leases, which writes the time into the store."""
+    def offers(self, dry: bool = False) -> list[Offer]:
+        """Every order, with what it needs here and who has it; `dry` by this machine's clock, since asking for the
+        store's writes into it.
+        """
+        now = time.time() if dry else None
+        leases = {} if self.card.read_only else self.leases.standing(self.names(), now or self.leases.now())
         found = []
-        now = self.leases.now() if look and not self.card.read_only else None
         for listed in self.card.orders:
-            order = self.order_of(listed)
-            lease = None if now is None else self.leases.newest(listed.lease, now)
-            mine = lease is not None and lease.file is not None and lease.file.holder == self.joined.holder
+            order, lease = self.order_of(listed), leases.get(listed.lease)
+            mine = lease is not None and lease.is_of(self.joined.holder)
             finished = lease is not None and lease.file is not None and lease.file.done
             free = lease is None or mine or not (finished or lease.held(self.card.lease_seconds))
             found.append(Offer(listed, lease, free, self.hours(order), account(order.architecture).parameters))
@@ -148,23 +157,32 @@ class Joining:
         rate = CPU_SHARE * cpu_rate()
         return training.images * cost.flops_training / rate / 3600
 
-    def choose(self, wanted: str | None) -> PublishedOrder:
-        """The order begun here, the one asked for, or the first that is free, fits and has nobody who serves."""
+    def settled(self, wanted: str | None) -> PublishedOrder | None:
+        """The order begun here, or the one asked for; None where any will do."""
         if self.joined.order is not None:
             begun = [o for o in self.card.orders if o.digest == self.joined.order]
             if not begun:
                 raise UserError(f"{self.folder}: its order is not published any more; use another --out")
             return begun[0]
-        if wanted is not None:
-            named = [o for o in self.card.orders if o.order == wanted]
-            if not named:
-                names = ", ".join(o.order for o in self.card.orders[:40])
-                raise UserError(f"--order {wanted}: no such order; there are {names}")
-            return named[0]
-        offers = [offer for offer in self.offers() if offer.free and offer.hours is not None]
-        for offer in sorted(offers, key=lambda o: o.order.served):
-            if self.card.read_only or self.leases.take(offer.order.lease, self.joined.holder, self.names()) is not None:
-                return offer.order
+        if wanted is None:
+            return None
+        named = [o for o in self.card.orders if o.order == wanted]
+        if not named:
+            names = ", ".join(o.order for o in self.card.orders[:40])
+            raise UserError(f"--order {wanted}: no such order; there are {names}")
+        return named[0]
+
+    def inviting(self, offers: Sequence[Offer]) -> list[PublishedOrder]:
+        """What is free and fits, first of all where nobody serves."""
+        return [o.order for o in sorted(offers, key=lambda o: o.order.served) if o.free and o.hours is not None]
+
+    def choose(self, wanted: str | None) -> PublishedOrder:
+        """The order begun here, the one asked for, or the first that invites and whose lease can be had."""
+        if (settled := self.settled(wanted)) is not None:
+            return settled
+        for listed in self.inviting(self.offers()):
+            if self.card.read_only or self.leases.take(listed.lease, self.joined.holder, self.names()) is not None:
+                return listed
         raise UserError(
             f"{self.place}: no order is free that fits this machine; name one with --order to work beside its holder"
         )
@@ -174,13 +192,22 @@ class Joining:
 
     def run(self, wanted: str | None = None, watch: Watch | None = None) -> Sent:
         """Everything, or what is left of it."""
-        with reaching(self.place.url, "run the same command again: nothing is lost"):
-            return self.take_part(wanted, watch)
+        try:
+            with reaching(self.place.url, "run the same command again: nothing is lost"):
+                return self.take_part(wanted, watch)
+        except PermissionError as error:
+            if self.place.is_local or error.filename is not None:
+                raise
+            raise UserError(
+                f"{self.place}: these credentials may not do that ({printable(str(error), 120)}); ask the organiser "
+                f"for a user that may write to {INBOX}/{self.joined.holder}"
+            ) from error
 
     def take_part(self, wanted: str | None, watch: Watch | None) -> Sent:
         listed = self.choose(wanted)
         order = self.order_of(listed)
-        self.write_joined(listed.digest)
+        self.write_joined(order=listed.digest)
+        self.fetch(order, listed)
         lease = None
         if not self.card.read_only and find(self.folder / "expert") is None:
             lease = self.leases.take(listed.lease, self.joined.holder, self.names())
@@ -204,10 +231,28 @@ class Joining:
         renewing.finish(order.training.images)
         return Sent(expert, sent)
 
+    def fetch(self, order: Order, listed: PublishedOrder) -> None:
+        """Get what the order trains on, no more than was announced; and nothing that it only names."""
+        start = None if order.start is None else Artifact.open(self.place.child(*order.start.path.split("/")), KIND)
+        if start is not None and sum(f.bytes for f in start.manifest.files.values()) > sum(
+            caps(order.architecture).values()
+        ):
+            raise UserError(f"{start.store}: is larger than its network; ask whoever published it")
+        if not self.place.is_local:
+            left = listed.bytes
+            if left > (free := free_bytes(cache_folder())):
+                raise UserError(
+                    f"order {listed.order}: its data is {left:,} bytes and {cache_folder()} has {free:,} left; "
+                    "say with ATOLL_CACHE where there is more"
+                )
+            for ref in order.shards:
+                left -= self.place.download(ref.path, ref.sha256, left).stat().st_size
+        check_reader(order, self.place)
+
     def send(self, order: Order, expert: Artifact) -> Store:
-        """Upload the expert, manifest last: half of one is none. What is there already is not sent again."""
+        """Upload the expert, manifest last: half of one is none. What was sent already is not sent again."""
         place = self.place.child(INBOX, self.joined.holder, f"{order.name}-{expert.digest[:12]}")
-        if place.exists(MANIFEST):
+        if self.joined.sent == expert.digest:
             return place
         folder = self.folder / "expert"
         names = [*expert.names(), *([SIGNATURE] if self.key is not None else [])]
@@ -215,7 +260,29 @@ class Joining:
         for name in names:
             send_file(place, folder / name, name)
         place.write(MANIFEST, (folder / MANIFEST).read_bytes())
+        self.write_joined(sent=expert.digest)
         return place
+
+
+def check_reader(order: Order, place: Store) -> None:
+    """Refuse captions that only a network reads which is not on this machine: it is not fetched at a stranger's word.
+
+    No island needs the autoencoder or the features: it learns from latents, and shows them through a linear map.
+    """
+    if order.text is None or order.text.kind == "words":
+        return
+    kept_as_text = any(shards_of(order, place, split).has_texts for split in ("train", "validation"))
+    if kept_as_text and not is_here(order.text.encoder):
+        raise UserError(
+            f"order {order.name}: its captions are read by {printable(order.text.encoder, 80)}, which is not on this "
+            "machine, and nothing is fetched because an order says so; if you trust it, get it and set ATOLL_MODELS"
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """Of the disk where this folder is, or will be."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
 
 
 def send_file(place: Store, source: Path, name: str) -> None:

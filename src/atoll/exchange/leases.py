@@ -7,14 +7,18 @@ nobody's own clock counts.
 
 A lease keeps people from doing the same work by chance. It is no lock: an expert that comes in without one, or after
 it was lost, is judged like any other.
+
+One key may hold so many at a time. Nobody can be kept from writing more, but the others take no notice of them: of a
+key's leases the first ones by name hold, and those beyond may be taken over.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -49,9 +53,13 @@ class Lease:
     epoch: int
     file: LeaseFile | None  # None: somebody wrote something else there
     age: float
+    beyond: bool = False  # its holder has as many as one may without it
 
     def held(self, seconds: float) -> bool:
-        return self.file is not None and not self.file.done and self.age < seconds
+        return self.file is not None and not self.file.done and self.age < seconds and not self.beyond
+
+    def is_of(self, holder: str) -> bool:
+        return self.file is not None and self.file.holder == holder
 
 
 @dataclass(frozen=True)
@@ -82,15 +90,29 @@ class Leases:
             file = None
         return Lease(order, epoch, file, max(0.0, now - (0.0 if written is None else written.timestamp())))
 
+    def standing(self, orders: Sequence[str], now: float) -> dict[str, Lease]:
+        """The newest lease of each order that ever had one; those `beyond` what their key may hold are marked."""
+        found = {order: lease for order in orders if (lease := self.newest(order, now)) is not None}
+        holding: Counter[str] = Counter()
+        for order in sorted(found):
+            lease = found[order]
+            if lease.file is None or not lease.held(self.seconds):
+                continue
+            holding[lease.file.holder] += 1
+            if holding[lease.file.holder] > self.most:
+                found[order] = replace(lease, beyond=True)
+        return found
+
     def take(self, order: str, holder: str, others: Sequence[str] = ()) -> Lease | None:
         """Take an order's lease, or find one's own; None if somebody has it. `others` are all orders there are."""
         now = self.now()
-        lease = self.newest(order, now)
+        leases = self.standing(sorted({order, *others}), now)
+        lease = leases.get(order)
         if lease is not None and lease.held(self.seconds):
-            return lease if lease.file is not None and lease.file.holder == holder else None
-        if lease is not None and lease.file is not None and lease.file.done and lease.file.holder == holder:
+            return lease if lease.is_of(holder) else None
+        if lease is not None and lease.file is not None and lease.file.done and lease.is_of(holder):
             return None  # done already, by us
-        held = [o for o in others if o != order and self.is_holders(o, holder, now)]
+        held = [o for o, other in leases.items() if o != order and other.held(self.seconds) and other.is_of(holder)]
         if len(held) >= self.most:
             raise UserError(
                 f"this key holds {len(held)} leases already ({held[0]}, ...), and {self.most} are allowed "
@@ -98,13 +120,10 @@ class Leases:
             )
         epoch = 1 if lease is None else lease.epoch + 1
         file = LeaseFile(holder=holder)
-        if not self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes()):
+        # whoever published has asked the store whether it keeps its word; contributors could not remove the question
+        if not self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes(), asked=False):
             return None
         return Lease(order, epoch, file, 0.0)
-
-    def is_holders(self, order: str, holder: str, now: float) -> bool:
-        lease = self.newest(order, now)
-        return lease is not None and lease.held(self.seconds) and lease.file is not None and lease.file.holder == holder
 
     def renew(self, lease: Lease, file: LeaseFile) -> bool:
         """Write one's own epoch again; False if it was lost to another meanwhile."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,10 +19,11 @@ from ..data.progress import Progress, silent
 from ..ensemble.checks import Checks
 from ..ensemble.versions import open_ensemble, place_of
 from ..islands.order import Order, read_order
+from .inbox import INBOX
+from .leases import FOLDER as LEASES
 
 CARD = "published.json"
 ORGANISERS = "organisers"
-INBOX = "inbox"
 MOST_CARD = 16 * 2**20
 LEASE_SECONDS = 3600.0
 MOST_LEASES = 2
@@ -54,6 +56,7 @@ class PublishedCard(BaseModel):
     orders: tuple[PublishedOrder, ...] = Field(max_length=65_536)
     files: dict[str, str] = Field({}, description="sha256 of everything that was published, by path")
     read_only: bool = False
+    signed: bool = Field(False, description="whether an organiser's key signed every order, and lies beside")
     lease_seconds: float = Field(LEASE_SECONDS, gt=0, le=30 * 86400)
     leases_per_key: int = Field(MOST_LEASES, ge=1, le=1000)
 
@@ -76,6 +79,8 @@ def publish(
     if not orders:
         raise UserError(f"{run}: has no orders to publish; make some with `atoll plan`")
     there = find_card(place)
+    if there is not None and there.signed and key is None:
+        raise UserError(f"{place}: its orders are signed, and contributors insist on it; sign again with --key")
     known = {} if there is None else dict(there.files)
     wanted: dict[str, tuple[Store, str]] = {}
     for _, order in orders:
@@ -126,6 +131,7 @@ def publish(
         orders=tuple(listed),
         files={**known, **files},
         read_only=read_only,
+        signed=key is not None,
         lease_seconds=lease_seconds,
         leases_per_key=leases_per_key,
     )
@@ -203,31 +209,24 @@ def check_order(place: Store, listed: PublishedOrder, organisers: bytes | None) 
 
 
 def policy(url: str) -> bytes:
-    """What S3 should allow contributors: to read what is published, and to write to inbox/ and leases/ only."""
+    """What S3 should allow contributors: to read what is published, and to write to inbox/NAME/ and leases/ only.
+
+    NAME is the user's own in IAM, so whoever has a user of their own, named by their key as `atoll join --dry-run`
+    shows it, writes into no other's folder. Nobody but the organiser reads or lists what was sent, or removes anything.
+    """
     bucket, _, prefix = url.removeprefix("s3://").removeprefix("s3a://").partition("/")
-    root = f"arn:aws:s3:::{bucket}/{prefix}{'/' if prefix else ''}"
+    folder = f"{prefix}/" if prefix else ""
+    root = f"arn:aws:s3:::{bucket}/{folder}"
+
+    def allow(what: str, actions: list[str], resources: list[str]) -> dict[str, Any]:
+        return {"Sid": what, "Effect": "Allow", "Action": actions, "Resource": resources}
+
+    readable = (CARD, ORGANISERS, "orders*", "partition*", "contributions/*")
     statements = [
-        {
-            "Sid": "ReadWhatIsPublished",
-            "Effect": "Allow",
-            "Action": ["s3:GetObject"],
-            "Resource": [f"{root}{name}" for name in (CARD, ORGANISERS, "orders*", "partition*", "contributions/*")],
-        },
-        {
-            "Sid": "Leases",
-            "Effect": "Allow",
-            "Action": ["s3:GetObject", "s3:PutObject"],
-            "Resource": [f"{root}leases/*"],
-        },
-        {"Sid": "SendOnly", "Effect": "Allow", "Action": ["s3:PutObject"], "Resource": [f"{root}{INBOX}/*"]},
-        {
-            "Sid": "List",
-            "Effect": "Allow",
-            "Action": ["s3:ListBucket"],
-            "Resource": [f"arn:aws:s3:::{bucket}"],
-            "Condition": {
-                "StringLike": {"s3:prefix": [f"{root.partition('/')[2]}leases/*", f"{root.partition('/')[2]}{CARD}"]}
-            },
-        },
+        allow("ReadWhatIsPublished", ["s3:GetObject"], [f"{root}{name}" for name in readable]),
+        allow("Leases", ["s3:GetObject", "s3:PutObject"], [f"{root}{LEASES}/*"]),
+        allow("SendOnly", ["s3:PutObject", "s3:AbortMultipartUpload"], [f"{root}{INBOX}/${{aws:username}}/*"]),
+        allow("ListLeases", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"])
+        | {"Condition": {"StringLike": {"s3:prefix": [f"{folder}{LEASES}/*"]}}},
     ]
     return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2).encode() + b"\n"

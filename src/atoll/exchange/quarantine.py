@@ -2,7 +2,8 @@
 
 RUN/quarantine/03-1f2e3d4c5b6a/
   contribution/   the files the manifest lists, as they were when they were read
-  reasons.json    why it was refused; an accepted one leaves the quarantine
+  reasons.json    why it was refused; an accepted one leaves the quarantine. Of one that nobody known has signed, or of
+                  a sender who had their share, this is all: it was not copied
   sheet.png       what it painted, if it came that far
 
 Only regular files are read, never through a link, and never more bytes than its order allows. What the folder holds
@@ -23,8 +24,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import fsspec
 
 from ..artifacts import MANIFEST, Artifact, Manifest, Store, UserError, only_one, printable, write_atomic
 from ..models.dit import DiT, DiTConfig
@@ -139,8 +138,7 @@ def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
 def opened(source: Store, name: str) -> Iterator[BinaryIO]:
     """A regular file of a contribution, to be read: no link, no pipe, no device, no folder."""
     if not source.is_local:
-        filesystem, root = fsspec.core.url_to_fs(source.url)
-        with filesystem.open(f"{root.rstrip('/')}/{name}", "rb") as stream:
+        with source.opened(name) as stream:
             yield stream
         return
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -172,12 +170,7 @@ def leave(run: Store, name: str) -> None:
     if not run.is_local:
         for file in (REASONS, SHEET):
             with suppress(FileNotFoundError):
-                remove_remote(run.child(FOLDER, name), file)
-
-
-def remove_remote(store: Store, name: str) -> None:
-    filesystem, root = fsspec.core.url_to_fs(store.url)
-    filesystem.rm_file(f"{root.rstrip('/')}/{name}")
+                run.child(FOLDER, name).remove(file)
 
 
 def write_reasons(run: Store, name: str, reasons: Mapping[str, Any]) -> None:

@@ -50,13 +50,16 @@ def read_signers(run: Store, given: str | Path | None) -> bytes | None:
         return None
 
 
+def signer_of(manifest: Manifest, signature: bytes, signers: bytes) -> str | None:
+    """The name in the organiser's list of whoever signed a contribution; None if that is nobody of it."""
+    return signer(contribution_statement(manifest), signature, signers)
+
+
 def contributor(
     manifest: Manifest, signature: bytes | None, signers: bytes | None, unsigned_ok: bool, where: str
 ) -> str | None:
     """The name of whoever signed a contribution; Refused if that is nobody known and somebody is asked for."""
-    name = None
-    if signature is not None and signers is not None:
-        name = signer(contribution_statement(manifest), signature, signers)
+    name = None if signature is None or signers is None else signer_of(manifest, signature, signers)
     if name is not None or unsigned_ok:
         return name
     why = "it is not signed" if signature is None else f"its signature is of nobody in {SIGNERS}, or of something else"

@@ -22,6 +22,8 @@ from ..models.dit import DiTConfig
 from ..process import Objective
 from ..training.recipe import Training
 
+MOST_BYTES = 64 * 2**20  # of an order; a vocabulary may be long
+
 
 class ShardRef(BaseModel):
     """One shard of this order's cluster: where it lies relative to the run, and what it must hash to."""
@@ -89,7 +91,9 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
     folder, slash, name = str(place).rpartition("/")
     store = Store.at(folder or slash or ".")  # 03.json lies in ".", /03.json in "/"
     try:
-        content = store.read(name)
+        content = store.read(name, None if store.is_local else MOST_BYTES)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{place}: larger than {MOST_BYTES:,} bytes, so no order; check the path")
         refuse_old(content, place)
         order = Order.model_validate_json(content)
         order.digest()

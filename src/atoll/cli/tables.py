@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..artifacts import printable
+from ..evaluation.scores import number_title, number_written
 from .bars import console
 
 WORDS = 3  # columns of the evaluation that hold words
@@ -16,6 +17,23 @@ WORDS = 3  # columns of the evaluation that hold words
 def plain(text: str, most: int = 120) -> str:
     """Text that may come from a stranger, for rich: no markup, no control characters, no end of line, not endless."""
     return escape(printable(text, most))
+
+
+def print_scores(evaluation: dict[str, Any]) -> None:
+    """Every number of every other score: a row for each arm, and one for what real images have."""
+    named = {f"{arm['name']}": arm["scores"] for arm in evaluation["arms"]} | {"real": evaluation["floors"]["scores"]}
+    numbers = dict.fromkeys(name for arm in evaluation["arms"] for name in arm["scores"])
+    table = Table(title="Other scores", title_justify="left", header_style="bold")
+    table.add_column("arm")
+    shown = [name for name in numbers if not name.startswith("nearest_median")]  # which has its column above
+    for name in shown:
+        table.add_column(number_title(name), justify="right")
+    for arm, scores in named.items():
+        if arm == "real":
+            table.add_section()
+        table.add_row(plain(arm), *(number_written(name, scores.get(name)) for name in shown))
+    if shown:
+        console.print(table)
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:
@@ -42,6 +60,7 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
             table.add_section()
         table.add_row(*(row[column] for column in kept))
     console.print(table)
+    print_scores(evaluation)
     chance = floors.get("chance")
     by_chance = "" if chance is None else f" (by chance {chance:.1%})"
     directions = evaluation.get("frechet_directions")

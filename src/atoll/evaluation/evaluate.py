@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Store, UserError, atomic_file, canonical_json, sha256_bytes
-from ..data.engine import Engine, Local, ThisProcess
+from ..data.engine import Engine, Local
 from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..sampling import Sampling
 from ..training.execution import named_or_best
-from .painting import Opening, Painters, forget_models
+from .painting import Opening, painters_of
 from .real import RealData
 from .samples import SampleSettings, StoredImages
 
@@ -104,57 +104,54 @@ def evaluate(
     partition = open_reference(run, version.partition, "partition")
     # workers may have devices that this machine has not: then what is measured here is measured on the best there is
     where = named_or_best(device if isinstance(engine, Local) else None).split(",")[0]
-    real = RealData(
-        data, plan.feature_scale, device=where, resamples=plan.resamples, count=plan.count, partition=partition
-    )
-    prompts, wanted = real.prompts(plan.count)
-    basis = {
-        "count": plan.count,
-        "seeds": [plan.seed, plan.seed + plan.count - 1],
-        "extractor": data.config["features"]["extractor"],
-        "scale": plan.feature_scale,
-        "data": data.digest,
-        "partition": partition.digest,
-        "against": real.against,
-    }
+    with painters_of(engine) as painters:  # before anything is measured: there may be none
+        real = RealData(
+            data, plan.feature_scale, device=where, resamples=plan.resamples, count=plan.count, partition=partition
+        )
+        prompts, wanted = real.prompts(plan.count)
+        basis = {
+            "count": plan.count,
+            "seeds": [plan.seed, plan.seed + plan.count - 1],
+            "extractor": data.config["features"]["extractor"],
+            "scale": plan.feature_scale,
+            "data": data.digest,
+            "partition": partition.digest,
+            "against": real.against,
+        }
 
-    def measured(arm: Arm, painters: Painters) -> dict[str, Any]:
-        source = run
-        if arm.model == "monolith":
-            if version.monolith is None:
-                raise UserError(f"{arm.name}: the model of {run} names no monolith to compare with; leave this arm out")
-            source = place_of(run, version.monolith)
-        # a worker may have another working folder
-        place = str(source.path.absolute()) if source.is_local else source.url
-        opening = Opening(place, arm.router if arm.model == "ensemble" else None, device, memory, weights)
-        settings, about = painters.about(opening, plan.settings(arm.sampling, prompts))
+        def measured(arm: Arm) -> dict[str, Any]:
+            source = run
+            if arm.model == "monolith":
+                if version.monolith is None:
+                    raise UserError(
+                        f"{arm.name}: the model of {run} names no monolith to compare with; leave this arm out"
+                    )
+                source = place_of(run, version.monolith)
+            # a worker may have another working folder
+            place = str(source.path.absolute()) if source.is_local else source.url
+            opening = Opening(place, arm.router if arm.model == "ensemble" else None, device, memory, weights)
+            settings, about = painters.about(opening, plan.settings(arm.sampling, prompts))
 
-        def on_step(done: int, total: int) -> None:
-            if progress is not None:
-                progress(arm.name, done // arm.sampling.steps, total // arm.sampling.steps)
+            def on_step(done: int, total: int) -> None:
+                if progress is not None:
+                    progress(arm.name, done // arm.sampling.steps, total // arm.sampling.steps)
 
-        arm = arm.model_copy(update={"sampling": settings.sampling})
-        # another model or other settings are other samples: an evaluation never finds its place taken
-        key = sha256_bytes(canonical_json([about.digest, settings.model_dump(mode="json")]))[:8]
-        folder = f"{arm.name}-{key}"
-        samples = out.child("samples", folder).path.absolute()
-        artifact = painters.paint(opening, about, settings, samples, on_step)
-        images = StoredImages(artifact)
-        if npz:
-            write_npz(images, samples.parent / f"{folder}.npz")
-        missing = list(about.missing)
-        facts = {"folder": folder, "samples": artifact.digest, "digest": about.digest, "missing": missing}
-        compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
-        found = real.measure(images, wanted, prompts)
-        return {**arm.model_dump(mode="json"), **compared, **facts, "basis": basis, **found}
+            arm = arm.model_copy(update={"sampling": settings.sampling})
+            # another model or other settings are other samples: an evaluation never finds its place taken
+            key = sha256_bytes(canonical_json([about.digest, settings.model_dump(mode="json")]))[:8]
+            folder = f"{arm.name}-{key}"
+            samples = out.child("samples", folder).path.absolute()
+            artifact = painters.paint(opening, about, settings, samples, on_step)
+            images = StoredImages(artifact)
+            if npz:
+                write_npz(images, samples.parent / f"{folder}.npz")
+            missing = list(about.missing)
+            facts = {"folder": folder, "samples": artifact.digest, "digest": about.digest, "missing": missing}
+            compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
+            found = real.measure(images, wanted, prompts)
+            return {**arm.model_dump(mode="json"), **compared, **facts, "basis": basis, **found}
 
-    forget_models()
-    try:
-        with engine.start() as workers:
-            painters = Painters(None if isinstance(workers, ThisProcess) else workers)
-            arms = [measured(arm, painters) for arm in plan.arms]
-    finally:
-        forget_models()
+        arms = [measured(arm) for arm in plan.arms]
     result = {
         "schema_version": 2,
         "plan": plan.model_dump(mode="json"),

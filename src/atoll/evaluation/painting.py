@@ -7,12 +7,13 @@ again by another; parts that are there stay when the whole command is killed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 from ..artifacts import Artifact, UserError
-from ..data.engine import ThisProcess, Workers
+from ..data.engine import Engine, ThisProcess, Workers
 from ..model import Model, load
 from .samples import About, Part, SampleSettings, collect_samples, paint_part, settled
 
@@ -41,11 +42,6 @@ def opened(opening: Opening) -> Model:
     )
 
 
-def forget_models() -> None:
-    """Give back what opened models hold. A run may get a newer one any time, so none is kept from call to call."""
-    opened.cache_clear()
-
-
 @dataclass(frozen=True)
 class Painters:
     """Whoever paints: an engine's workers, or this process, which alone tells of every step."""
@@ -54,7 +50,7 @@ class Painters:
 
     def about(self, opening: Opening, settings: SampleSettings) -> tuple[SampleSettings, About]:
         """The settings with nothing left open, and what a record says of the model; from where it is painted."""
-        (told,) = (self.workers or ThisProcess()).map(partial(told_of, settings=settings), [opening])
+        (told,) = (self.workers or ThisProcess()).map(told_of, [(opening, settings)])
         return told
 
     def paint(
@@ -66,8 +62,8 @@ class Painters:
             if self.workers is None:
                 yield from (paint_part(opened(opening), part, progress) for part in parts)
                 return
-            done = count - sum(len(part.rows) for part in parts)
-            for images in self.workers.map(partial(painted, opening, about.digest), parts):
+            done = count - sum(len(part.settings.prompts) for part in parts)
+            for images in self.workers.map(painted, [(opening, about.digest, part) for part in parts]):
                 done += images
                 if progress is not None:
                     progress(done * steps, count * steps)
@@ -76,14 +72,33 @@ class Painters:
         return collect_samples(about, settings, out, paint_parts)
 
 
-def told_of(opening: Opening, settings: SampleSettings) -> tuple[SampleSettings, About]:
-    model = opened(opening)
-    settings = settled(model, settings)
+@contextmanager
+def painters_of(engine: Engine) -> Iterator[Painters]:
+    """The painters of an engine, for the time of a `with` block.
+
+    Models they opened here are forgotten before and after: a run may get a newer one any time, and memory is dear.
+    """
+    opened.cache_clear()
+    try:
+        with engine.start() as workers:
+            yield Painters(None if isinstance(workers, ThisProcess) else workers)
+    finally:
+        opened.cache_clear()
+
+
+def told_of(asked: tuple[Opening, SampleSettings]) -> tuple[SampleSettings, About]:
+    """What `Painters.about` answers, in a worker."""
+    model = opened(asked[0])
+    settings = settled(model, asked[1])
     return settings, About.of(model, settings)
 
 
-def painted(opening: Opening, digest: str, part: Part) -> int:
-    """Paint one part in a worker; how many images it has."""
-    if (found := opened(opening).digest) != digest:
-        raise UserError(f"{opening.place}: is model {found[:12]} here, not {digest[:12]}; run the same command again")
-    return paint_part(opened(opening), part)
+def painted(task: tuple[Opening, str, Part]) -> int:
+    """Paint one part in a worker, with the model of this very digest; how many images it has."""
+    opening, digest, part = task
+    model = opened(opening)
+    if model.digest != digest:
+        raise UserError(
+            f"{opening.place}: is model {model.digest[:12]} here, not {digest[:12]}; run the same command again"
+        )
+    return paint_part(model, part)

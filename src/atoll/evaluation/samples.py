@@ -39,6 +39,12 @@ class SampleSettings(BaseModel):
     batch: int = Field(250, gt=0)
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on them in the last bit")
 
+    def some(self, first: int, count: int) -> SampleSettings:
+        """Of `count` of the images alone, from the first: image i has the seed that it has among all."""
+        return self.model_copy(
+            update={"prompts": self.prompts[first : first + count], "seed": self.seed + first},
+        )
+
     @model_serializer(mode="wrap")
     def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """There was no negative prompt once, and samples without one keep their digests."""
@@ -79,8 +85,9 @@ class Part:
     Parts are the same wherever and however often they are painted, and so are their images, bit for bit.
     """
 
-    settings: SampleSettings
-    rows: range
+    settings: SampleSettings  # of these images alone
+    first: int  # of them, in the whole set
+    of: int  # images in the whole set
     path: Path
 
 
@@ -121,10 +128,9 @@ def collect_samples(about: About, settings: SampleSettings, out: Path, paint: Pa
             draft.clear()  # half-done work of another call
             state.mkdir()
             write_atomic(state / ASKED, asked)
-        starts = range(0, count, size)
         parts = [
-            Part(settings, range(start, min(start + size, count)), state / f"{number:05d}.safetensors")
-            for number, start in enumerate(starts)
+            Part(settings.some(first, size), first, count, state / f"{number:05d}.safetensors")
+            for number, first in enumerate(range(0, count, size))
         ]
         for _ in paint([part for part in parts if not part.path.exists()]):
             pass
@@ -142,17 +148,18 @@ def collect_samples(about: About, settings: SampleSettings, out: Path, paint: Pa
 
 def paint_part(model: Model, part: Part, progress: Callable[[int, int], None] | None = None) -> int:
     """Paint one part and leave it in its file: images uint8 [n, C, H, W], and who painted them. How many they are."""
-    settings, rows, steps = part.settings, part.rows, part.settings.sampling.steps
+    settings, steps = part.settings, part.settings.sampling.steps
     torch.set_num_threads(settings.threads)
-    who = Record(len(rows), model.body.version.clusters) if isinstance(model.body, Ensemble) else None
+    seeds = image_seeds(settings.seed, len(settings.prompts))
+    who = Record(len(seeds), model.body.version.clusters) if isinstance(model.body, Ensemble) else None
 
     def on_step(done: int, total: int) -> None:
         if progress is not None:
-            progress(rows.start * steps + done, len(settings.prompts) * steps)
+            progress(part.first * steps + done, part.of * steps)
 
     latents = model.latents(
-        settings.prompts[rows.start : rows.stop],
-        image_seeds(settings.seed, len(settings.prompts))[rows.start : rows.stop],
+        settings.prompts,
+        seeds,
         settings.sampling,
         negative=settings.negative_prompt,
         batch=settings.batch,

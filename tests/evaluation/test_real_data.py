@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from atoll.artifacts import UserError
 from atoll.data.index import Index
@@ -111,6 +112,21 @@ def test_clusters_are_scored_by_their_prompts_or_said_to_be_too_small(tmp_path: 
         expected = frechet_distance(features.numpy() @ axes, real.features[theirs] @ axes)
         assert row["frechet"] == pytest.approx(expected, rel=1e-9)
     assert real.measure(images, None, [""] * 28)["clusters"] is None, "nobody asked for anything"
+
+
+def test_another_extractor_sees_what_the_latents_decode_to(tmp_path: Path) -> None:
+    """Latents that are pixels give the very images back, and so the very features."""
+    source = folder(tmp_path / "source", pictures(20))
+    data = prepare(source, tmp_path / "data", CONFIG)
+    config = CONFIG.model_copy(update={"features": "efficientnet-lite0"})
+    own = RealData(prepare(source, tmp_path / "other", config), 1.0)
+    real = RealData(data, 1.0, extractor="efficientnet-lite0", kept=tmp_path / "features")
+    assert real.extractor == own.extractor == "efficientnet-lite0@128"
+    np.testing.assert_allclose(real.features, own.features, atol=1e-4)
+    (kept,) = (tmp_path / "features").iterdir()
+    save_file({"features": torch.from_numpy(own.features + 1.0)}, kept)
+    again = RealData(data, 1.0, extractor="efficientnet-lite0", kept=tmp_path / "features")
+    np.testing.assert_array_equal(again.features, own.features + 1.0, "what was seen once is kept")
 
 
 def test_principal_axes_are_those_of_the_singular_values() -> None:

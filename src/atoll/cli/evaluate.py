@@ -14,6 +14,7 @@ from ..ensemble.versions import clean_run, open_ensemble, open_reference
 from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
+from ..models.feature_extractors import extractor_id
 from ..sampling import Sampling
 from ..training.execution import named_or_best
 from .bars import bars, console
@@ -29,6 +30,10 @@ def evaluate(
     guidance: Annotated[list[float], typer.Option(help="Guidance scales to compare; repeat it")] = [2.0],  # noqa: B006
     router: Annotated[list[str], typer.Option(help="Other router folders to compare, such as router-blind")] = [],  # noqa: B006
     n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
+    features: Annotated[
+        list[str],
+        typer.Option(help="Measure by these too: inception (the standard FID), dinov2, dinov2:PLACE; repeat it"),
+    ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     batch: Annotated[int, typer.Option(help="Images painted at a time, and kept if it is stopped", min=1)] = 500,
     sampling: Sampling,
@@ -57,7 +62,7 @@ def evaluate(
 
       atoll evaluate runs/demo --route-every 5 --out every-fifth
 
-      atoll evaluate runs/photos -n 10000 --device cuda --npz
+      atoll evaluate runs/photos -n 10000 --device cuda --features inception --npz
 
       atoll evaluate /shared/photos -n 50000 --engine ray --ray-address auto --device cuda
 
@@ -81,7 +86,17 @@ def evaluate(
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
     # a worker of Ray has a core of its own
     threads = threads or (1 if engine == "ray" else torch.get_num_threads())
-    plan = EvaluationPlan(arms=arms, count=n, seed=seed, batch=batch, threads=threads, feature_scale=scale)
+    for name in features:
+        extractor_id(name)  # one that cannot be had is better known before anything is painted
+    plan = EvaluationPlan(
+        arms=arms,
+        count=n,
+        seed=seed,
+        batch=batch,
+        threads=threads,
+        feature_scale=scale,
+        features=tuple(dict.fromkeys(features)),
+    )
     # each of its workers holds the whole model
     painters = engine_named(engine, 1, ray_address, device or named_or_best(None), per_gpu=1)
     with bars() as bar:

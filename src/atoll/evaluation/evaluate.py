@@ -50,6 +50,7 @@ class EvaluationPlan(BaseModel):
     threads: int = Field(1, gt=0)
     resamples: int = Field(20, ge=2, description="sets drawn with replacement, for the interval of a distance")
     feature_scale: float = Field(1.0, gt=0, description="features are multiplied by it: 16 counts ink as the digits do")
+    features: tuple[str, ...] = Field((), description="extractors to measure by beside the data's own")
 
     def settings(self, sampling: Sampling, prompts: Sequence[str]) -> SampleSettings:
         return SampleSettings(
@@ -105,19 +106,29 @@ def evaluate(
     # workers may have devices that this machine has not: then what is measured here is measured on the best there is
     where = named_or_best(device if isinstance(engine, Local) else None).split(",")[0]
     with painters_of(engine) as painters:  # before anything is measured: there may be none
-        real = RealData(
-            data, plan.feature_scale, device=where, resamples=plan.resamples, count=plan.count, partition=partition
-        )
-        prompts, wanted = real.prompts(plan.count)
-        basis = {
+        how: dict[str, Any] = {
+            "device": where,
+            "resamples": plan.resamples,
             "count": plan.count,
-            "seeds": [plan.seed, plan.seed + plan.count - 1],
-            "extractor": data.config["features"]["extractor"],
-            "scale": plan.feature_scale,
-            "data": data.digest,
-            "partition": partition.digest,
-            "against": real.against,
+            "partition": partition,
         }
+        real = RealData(data, plan.feature_scale, **how)
+        kept = out.child("features").path
+        others = [RealData(data, 1.0, **how, extractor=name, kept=kept) for name in plan.features]
+        prompts, wanted = real.prompts(plan.count)
+
+        def basis(by: RealData) -> dict[str, Any]:
+            """What every number of an arm belongs to."""
+            return {
+                "count": plan.count,
+                "seeds": [plan.seed, plan.seed + plan.count - 1],
+                "extractor": by.extractor,
+                "scale": plan.feature_scale if by is real else 1.0,
+                "directions": by.directions,
+                "data": data.digest,
+                "partition": partition.digest,
+                "against": by.against,
+            }
 
         def measured(arm: Arm) -> dict[str, Any]:
             source = run
@@ -148,8 +159,9 @@ def evaluate(
             missing = list(about.missing)
             facts = {"folder": folder, "samples": artifact.digest, "digest": about.digest, "missing": missing}
             compared = {"route": arm.sampling.route, "guidance": arm.sampling.guidance}  # by most tables
-            found = real.measure(images, wanted, prompts)
-            return {**arm.model_dump(mode="json"), **compared, **facts, "basis": basis, **found}
+            found, *more = ({"basis": basis(by), **by.measure(images, wanted, prompts)} for by in (real, *others))
+            seen = {by.extractor: numbers for by, numbers in zip(others, more, strict=True)}
+            return {**arm.model_dump(mode="json"), **compared, **facts, **found, "extractors": seen}
 
         arms = [measured(arm) for arm in plan.arms]
     result = {
@@ -159,6 +171,7 @@ def evaluate(
         "features": data.config["features"]["extractor"],
         "frechet_directions": real.directions,
         "floors": real.floors(plan.count) | {"chance": chance_of(wanted)},
+        "extractors": {by.extractor: {"floors": by.floors(plan.count)} for by in others},
         "arms": arms,
         "against_monolith": against_monolith(arms),
     }

@@ -6,17 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..artifacts import Artifact, UserError
 from ..data.classes import class_names, class_title
 from ..data.index import Index
-from ..data.shards import ShardSet
-from ..models.feature_extractors import load_extractor
+from ..data.shards import ShardSet, write_shard
+from ..data.space import LatentSpace
+from ..models.autoencoders import load_autoencoder
+from ..models.feature_extractors import FeatureExtractor, load_extractor
 from ..partition.assignment import clusters_of
 from .metrics import Features, Recogniser, frechet_distance
 from .samples import StoredImages
@@ -26,6 +30,7 @@ from .scores.nearest import nearest_distances
 
 FEWEST = 8  # samples to measure anything by
 ENOUGH_UNSEEN = 1000  # images kept from training, to stand for the data
+DECODED = 64  # images an autoencoder decodes at once
 EXTRACTED = 500  # images whose features are computed at once
 ALONE = 5000  # training images whose nearest other one is looked for: a median needs no more
 APART = ("frechet",)  # scores that are not taken with the others: it has an interval and a reference of its own
@@ -43,17 +48,26 @@ class RealData:
         resamples: int = 20,
         count: int | None = None,
         partition: Artifact | None = None,
+        extractor: str | None = None,
+        kept: Path | None = None,
     ) -> None:
         """`count` is the number of samples that will be measured, if they may be fewer than the features.
 
-        With a `partition` every score is also taken cluster by cluster.
+        With a `partition` every score is also taken cluster by cluster. Another `extractor` than the data's own sees
+        the real images as its autoencoder gives them back; what it has seen is kept in the folder `kept`.
         """
         index = Index.of(data)
         samples = ShardSet([data.file(name) for name in data.names("shards/")])
         self._device, self._resamples = device, resamples
-        self._extractor = load_extractor(data.config["features"]["extractor"], device)
+        own = data.config["features"]["extractor"]
+        self._extractor = load_extractor(extractor or own, device)
         self._scale = scale
-        self.features: Features = samples.features(torch.arange(len(samples))).float().numpy() * np.float32(scale)
+        found = (
+            samples.features(torch.arange(len(samples))).float()
+            if self.extractor == own
+            else decoded_features(data, samples, self._extractor, device, kept)
+        )
+        self.features: Features = found.numpy() * np.float32(scale)
         self.directions = None if count is None else self.directions_for(count)
         self._axes = None if self.directions is None else principal_axes(self.features, self.directions)
         self.train = self.features[index.rows("train")]
@@ -71,6 +85,11 @@ class RealData:
         if 2 * labelled.sum() > len(labelled) and len(np.unique(self.labels[labelled])) > 1:
             self.recogniser = Recogniser.fitted(self.features[labelled], self.labels[labelled])
         self._clusters = None if partition is None else PromptClusters(self._prompts, clusters_of(index, partition))
+
+    @property
+    def extractor(self) -> str:
+        """The id of what sees the images here."""
+        return self._extractor.id
 
     @property
     def against(self) -> dict[str, int]:
@@ -198,6 +217,30 @@ class RealData:
             "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
             "scores": scored(halves, without=APART),
         }
+
+
+def decoded_features(
+    data: Artifact, samples: ShardSet, extractor: FeatureExtractor, device: str, kept: Path | None
+) -> Tensor:
+    """Features float32 [M, D] of the real images, decoded from their latents: what no model of them can surpass.
+
+    Originals are in no artifact. Where latents are pixels these are the originals, scaled and cropped.
+    """
+    name = "".join(c if c.isalnum() or c in "@-." else "-" for c in f"{data.digest[:12]}-{extractor.id}")
+    file = None if kept is None else kept / f"{name}.safetensors"
+    if file is not None and file.is_file():
+        return load_file(file)["features"]
+    space = LatentSpace.model_validate(data.config["latent"])
+    autoencoder = load_autoencoder(space.autoencoder)
+    parts = []
+    for rows in torch.arange(len(samples)).split(DECODED):
+        with torch.no_grad():
+            images = autoencoder.decode(space.restore(samples.latents(rows).to(device)))
+            parts.append(extractor.extract(images).float().cpu())
+    features = torch.cat(parts)
+    if file is not None:
+        write_shard(file, {"features": features})
+    return features
 
 
 class PromptClusters:

@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -258,18 +258,28 @@ class Page:
         return f'<div class="charts">{"".join(charts)}</div>'
 
     def numbers(self) -> str:
+        """Every score of every arm; where other extractors have looked, a table for each."""
+        shown = self._numbers_by([p.arm for p in self._in_order()], self.evaluation["floors"]) + self.measured_by()
+        for name, other in self.evaluation["extractors"].items():
+            seen = [p.arm["extractors"][name] for p in self._in_order()]
+            shown += f"<h3>By the features of {escape(name)}</h3>" + self._numbers_by(seen, other["floors"])
+            directions = seen[0]["basis"]["directions"]
+            if directions is not None:
+                shown += f"<p>Distances in the {directions} directions in which real features vary most.</p>"
+        return shown + self.explained()
+
+    def _numbers_by(self, measured: Sequence[Mapping[str, Any]], floors: Mapping[str, Any]) -> str:
         """One row per arm and floor, one column per number of every score; one without a number is left out."""
-        floors, count = self.evaluation["floors"], self.evaluation["plan"]["count"]
-        others = self._other_numbers()
+        others = other_numbers(measured)
         rows = [
             [
                 p.title,
-                percent(p.arm["recognised"]),
-                within(p.arm["frechet"], p.arm["frechet_interval"]),
-                f"{p.arm['nearest_median']:.2f}",
-                *(number_written(name, p.arm["scores"].get(name)) for name in others),
+                percent(arm["recognised"]),
+                within(arm["frechet"], arm["frechet_interval"]),
+                f"{arm['nearest_median']:.2f}",
+                *(number_written(name, arm["scores"].get(name)) for name in others),
             ]
-            for p in self._in_order()
+            for p, arm in zip(self._in_order(), measured, strict=True)
         ]
         accuracy, alone = floors["recogniser_accuracy"], floors["nearest_leave_one_out_median"]
         seen = any(cells[1] for cells in rows)
@@ -277,23 +287,24 @@ class Page:
         half, whole = floors["frechet_half_against_half"], floors["frechet_count_against_all"]
         real = [number_written(name, floors["scores"].get(name)) for name in others]
         floor_rows = [
-            ["real: one half against the other", halves, f"{half:.1f}", f"{alone:.2f} (leave one out)", *real],
-            [f"real: {count:,} against all", "", f"{whole:.1f}", ""] + [""] * len(others),
+            [
+                "real: one half against the other",
+                halves,
+                number_written("frechet", half),
+                f"{alone:.2f} (leave one out)",
+                *real,
+            ],
+            [f"real: {self.evaluation['plan']['count']:,} against all", "", number_written("frechet", whole), ""]
+            + [""] * len(others),
         ]
         head = ["arm", "recognised as asked", "Frechet distance", "nearest training image"]
-        head += [number_title(name) for name in others]
-        return table(head, rows, floor_rows) + self.measured_by() + self.explained()
+        return table([*head, *map(number_title, others)], rows, floor_rows)
 
     def explained(self) -> str:
         """What every score says of itself."""
         told = [(name, (one.__doc__ or "").split("\n\n")[0].strip()) for name, one in SCORES.items()]
         lines_ = "".join(f"<li><b>{escape(number_title(name))}</b>: {escape(text)}</li>" for name, text in told if text)
         return f"<details><summary>What the columns are</summary><ul>{lines_}</ul></details>"
-
-    def _other_numbers(self) -> list[str]:
-        """Names of all numbers of all scores, but for those that have a column of their own, or stand in a floor."""
-        found = dict.fromkeys(name for p in self.painted for name in p.arm["scores"])
-        return [name for name in found if name not in ("nearest_median", "nearest_median_real")]
 
     def by_cluster(self) -> str:
         """How well each cluster's prompts are painted: its distance in every arm, and every other number below."""
@@ -306,7 +317,8 @@ class Page:
         rows = []
         for k in clusters:
             first = arms[0].arm["clusters"][k]
-            cells = ["too few" if "too_few" in (c := p.arm["clusters"][k]) else f"{c['frechet']:.1f}" for p in arms]
+            found = [p.arm["clusters"][k] for p in arms]
+            cells = ["too few" if "too_few" in one else number_written("frechet", one["frechet"]) for one in found]
             rows.append([f"cluster {k}", f"{first['samples']:,}", f"{first['real']:,}", *cells])
         shown = table(["", "painted", "real", *(p.title for p in arms)], rows)
         return shown + "".join(self._all_of_clusters(p) for p in arms)
@@ -321,9 +333,10 @@ class Page:
                 rows.append([f"cluster {row['cluster']}", *[""] * (3 + len(names)), row["too_few"]])
                 continue
             directions = row["frechet_directions"]
-            cells = [percent(row["recognised"]), f"{row['frechet']:.1f}", "all" if directions is None else directions]
+            cells = [percent(row["recognised"]), number_written("frechet", row["frechet"])]
+            cells += ["all" if directions is None else str(directions)]
             cells += [number_written(name, row["scores"].get(name)) for name in names]
-            rows.append([f"cluster {row['cluster']}", *map(str, cells), ""])
+            rows.append([f"cluster {row['cluster']}", *cells, ""])
         head = ["", "recognised as asked", "Frechet distance", "in directions", *map(number_title, names), "too few"]
         return f"<details><summary>{escape(painted.title)}: every score</summary>{table(head, rows)}</details>"
 
@@ -389,6 +402,12 @@ class Page:
         return {name.replace("_", " "): ", ".join(some).replace("None", "none") for name, some in values.items()}
 
 
+def other_numbers(measured: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of all numbers of all scores, but for the one that tables show beside the Frechet distance."""
+    found = dict.fromkeys(name for one in measured for name in one["scores"])
+    return [name for name in found if not name.startswith("nearest_median")]
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], floors: Sequence[Sequence[str]] = ()) -> str:
     """Rows of text below their heads, floors last; a column that is empty in every row is left out."""
     every = [*rows, *floors]
@@ -402,7 +421,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], floors: Sequence[S
 
 def within(value: float, interval: Sequence[float]) -> str:
     """A distance and half the width of its interval."""
-    return f"{value:.1f} \u00b1 {(interval[1] - interval[0]) / 2:.1f}"
+    half = (interval[1] - interval[0]) / 2
+    return f"{number_written('frechet', value)} \u00b1 {half:{'.0f' if half >= 10 else '.2g'}}"
 
 
 def percent(share: float | None) -> str:

@@ -76,7 +76,7 @@ def moments(features: Array) -> tuple[Array, Array]:
     return mean, covariance / (len(features) - 1)
 
 
-@score("frechet", written={"frechet": ".1f"})
+@score("frechet", written={"frechet": ".4g"})
 def frechet(sets: Sets) -> dict[str, float]:
     """Distance of the Gaussians fitted to generated and to real features; zero for equal ones."""
     reference = FrechetReference.of(sets.real.cpu().numpy())

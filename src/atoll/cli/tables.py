@@ -9,8 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..artifacts import printable
-from ..evaluation.report import other_numbers
-from ..evaluation.scores import number_title, number_written
+from ..evaluation.scores import number_title, number_written, other_numbers
 from .bars import console
 
 WORDS = 3  # columns of the evaluation that hold words

@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -23,7 +23,7 @@ from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
 from .figures import TIME_AXIS, data_uri, heat_map, lines
 from .samples import StoredImages
-from .scores import SCORES, number_title, number_written
+from .scores import SCORES, number_title, number_written, other_numbers
 from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
@@ -400,12 +400,6 @@ class Page:
         samplings = [arm["sampling"] for arm in self.evaluation["arms"]]
         values = {name: dict.fromkeys(str(one[name]) for one in samplings) for name in samplings[0]}
         return {name.replace("_", " "): ", ".join(some).replace("None", "none") for name, some in values.items()}
-
-
-def other_numbers(measured: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of all numbers of all scores, but for the one that tables show beside the Frechet distance."""
-    found = dict.fromkeys(name for one in measured for name in one["scores"])
-    return [name for name in found if not name.startswith("nearest_median")]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], floors: Sequence[Sequence[str]] = ()) -> str:

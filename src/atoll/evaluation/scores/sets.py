@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,12 @@ def number_written(name: str, value: float | None) -> str:
 
 def number_title(name: str) -> str:
     return name.replace("_", " ")
+
+
+def other_numbers(measured: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of all numbers of all scores, but for the one that tables show beside the Frechet distance."""
+    found = dict.fromkeys(name for one in measured for name in one["scores"])
+    return [name for name in found if not name.startswith("nearest_median")]
 
 
 def rows_at_once(others: int) -> int:

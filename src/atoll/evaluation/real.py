@@ -136,9 +136,7 @@ class RealData:
 
         Images are read part by part. With prompts and clusters, `clusters` has the scores of each cluster's prompts.
         """
-        starts = range(0, len(images), EXTRACTED)
-        parts = [self._extractor.extract(images[at : at + EXTRACTED].to(self._device)).cpu() for at in starts]
-        features = torch.cat(parts).float() * self._scale
+        features = self.features_of(images)
         distance, *resampled = self._reference.distances(self.in_directions(features.numpy()), self._resamples, seed=0)
         spread = 1.96 * float(np.std(resampled, ddof=1))
         sets = self._sets(features, prompts)
@@ -151,6 +149,12 @@ class RealData:
             "scores": scores,
             "clusters": None if prompts is None else self._by_cluster(sets, features.numpy(), wanted, prompts),
         }
+
+    def features_of(self, images: Tensor | StoredImages) -> Tensor:
+        """Features float32 [N, D] of images uint8 [N, C, H, W], as the real ones are, on the CPU."""
+        starts = range(0, len(images), EXTRACTED)
+        parts = [self._extractor.extract(images[at : at + EXTRACTED].to(self._device)).cpu() for at in starts]
+        return torch.cat(parts).float() * self._scale
 
     def _sets(self, features: Tensor, prompts: Sequence[str] | None) -> Sets:
         groups = None if prompts is None else self._there(np.unique(np.array(prompts), return_inverse=True)[1])

@@ -7,7 +7,7 @@
 #
 # What follows the two places goes to `atoll plan`. Every step says so if it is done already, so the same
 # command goes on after a stop. What may be set: SMALL, AUTOENCODER (a folder or an id of another than taef2),
-# CLUSTERS, SAMPLES (painted for each arm), STEPS (of the sampler), PYTHON.
+# CLUSTERS, SAMPLES (painted for each arm), STEPS (of the sampler), ROUTER (options of `atoll router`), PYTHON.
 set -eu
 if [ $# -lt 2 ]; then
     sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
@@ -39,7 +39,7 @@ $atoll plan "$run/data" --mix "${clusters}flow" "$@"
 # each order could be trained anywhere else: the file and its shards are enough
 $atoll train "$run"/orders/[0-9]*.json --out "$run/trained"
 $atoll admit "$run"/trained/[0-9]* --out "$run"
-$atoll router "$run" $router
+$atoll router "$run" ${ROUTER:-$router}
 $atoll evaluate "$run" --route top-1 --route top-2 --guidance 1 --guidance 2 -n "$samples" --steps "$steps"
 if [ -f "$run/source/held_out.json" ]; then # does it understand what no training has seen?
     $python "$here/held_out.py" "$run" --count "$samples" --steps "$steps"

@@ -1,4 +1,4 @@
-"""examples/tiny_imagenet to its report at a size of minutes: with Tiny ImageNet itself, and with a folder of one's own."""
+"""examples/tiny_imagenet to its report at a size of minutes, with Tiny ImageNet and with a folder of one's own."""
 
 from __future__ import annotations
 

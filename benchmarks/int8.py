@@ -23,7 +23,7 @@ import torch
 import atoll
 from atoll import Sampling
 from atoll.artifacts import Artifact, Store
-from atoll.evaluation.evaluate import RealData
+from atoll.evaluation.real import RealData
 from atoll.sampling import image_seeds
 
 ARMS: dict[str, dict[str, Any]] = {

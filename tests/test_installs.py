@@ -31,7 +31,8 @@ def test_the_core_is_small() -> None:
 def test_developers_have_every_extra() -> None:
     extras = project()["optional-dependencies"]
     (ours,) = [Requirement(line) for line in extras["dev"] if line.startswith(project()["name"])]
-    assert ours.extras == extras.keys() - {"dev"}
+    # tools/setup installs what the last one names without torchvision, which it declares and we have no use for
+    assert ours.extras == extras.keys() - {"dev", "fidelity"}
 
 
 def test_every_package_we_name_has_the_version_the_tests_run_with() -> None:

@@ -1,6 +1,7 @@
 """Captions for Tiny ImageNet: class names, their synonyms and several templates, some of each kept from training.
 
     python captions.py SOURCE OUT       # SOURCE: parquet files and classes.json; OUT: parquet files with `captions`
+    python captions.py SOURCE OUT --classes 12 --each 50        # a few hundred images of classes that have descriptions
 
 Every image of a class gets all training captions of its class, of which a training draws one at a time.
 OUT/held_out.json has those that no training sees: two templates, the last name of classes that have three or more, and
@@ -9,8 +10,9 @@ descriptions that hold no class name at all, which is what people type.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,26 +122,51 @@ def classes_of(source: Path) -> list[dict[str, Any]]:
     return [table[str(label)] for label in range(len(table))]
 
 
-def main(source: Path, out: Path) -> None:
-    """Write the parquet files anew, with all training captions of an image's class."""
+def chosen_classes(classes: Sequence[dict[str, Any]], count: int | None) -> set[int]:
+    """Labels of all classes, or of so many: those with descriptions first, which say whether free text works."""
+    order = sorted(range(len(classes)), key=lambda label: classes[label]["name"] not in PARAPHRASES)
+    return set(order[:count])
+
+
+def main(source: Path, out: Path, count: int | None, each: int | None) -> None:
+    """Write the parquet files anew, with all training captions of an image's class; or of `count` classes `each`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    lines = lines_for(classes_of(source))
+    classes = classes_of(source)
+    chosen = chosen_classes(classes, count)
+    lines = [line for line in lines_for(classes) if line.label in chosen]
     by_label: dict[int, list[str]] = {}
     for line in lines:
         if line.kind == "train":
             by_label.setdefault(line.label, []).append(line.text)
     out.mkdir(parents=True, exist_ok=True)
+    taken: Counter[int] = Counter()
     for file in sorted(source.glob("train-*.parquet")):
-        table = pq.read_table(file)
+        table, kept = pq.read_table(file), []
+        for row, label in enumerate(table["label"].to_pylist()):
+            if label in chosen and (each is None or taken[label] < each):
+                taken[label] += 1
+                kept.append(row)
+        if not kept:
+            continue
+        table = table.take(kept)
         captions = [by_label[label] for label in table["label"].to_pylist()]
         table = table.drop_columns(["caption"]).append_column("captions", pa.array(captions, pa.list_(pa.string())))
         pq.write_table(table, out / file.name)
     held = [{"caption": line.text, "label": line.label, "kind": line.kind} for line in lines if line.kind != "train"]
-    (out / "held_out.json").write_text(json.dumps(held, indent=1) + "\n")
-    print(f"{len(lines) - len(held)} captions for training, {len(held)} that no training sees: {out}/held_out.json")
+    (out / "held_out.json").write_text(json.dumps(held, indent=1) + "\n")  # last: the step is done when it is there
+    print(
+        f"{sum(taken.values()):,} images, {len(lines) - len(held)} captions for training, {len(held)} that no training "
+        f"sees: {out}/held_out.json"
+    )
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    parser = argparse.ArgumentParser(description="Captions for Tiny ImageNet")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--classes", type=int, help="take so many classes (default: all)")
+    parser.add_argument("--each", type=int, help="take so many images of each (default: all)")
+    asked = parser.parse_args()
+    main(asked.source, asked.out, asked.classes, asked.each)

@@ -3,28 +3,44 @@
 #
 #   examples/tiny_imagenet/run.sh tiny-imagenet/ runs/photographs
 #   examples/tiny_imagenet/run.sh my-photos/ runs/mine --images 500k        # any folder, tar or parquet with captions
+#   SMALL=1 examples/tiny_imagenet/run.sh tiny-imagenet/ runs/small         # minutes on a laptop, to see it work
 #
 # What follows the two places goes to `atoll plan`. Every step says so if it is done already, so the same
-# command goes on after a stop. Set AUTOENCODER to a folder or an id of another autoencoder than taef2.
+# command goes on after a stop. What may be set: SMALL, AUTOENCODER (a folder or an id of another than taef2),
+# CLUSTERS, SAMPLES (painted for each arm), STEPS (of the sampler), ROUTER (options of `atoll router`), PYTHON.
 set -eu
-source=$1 run=$2
+if [ $# -lt 2 ]; then
+    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+source=${1%/} run=${2%/}
 shift 2
 here=$(dirname "$0")
 python=${PYTHON:-python}
 atoll="$python -m atoll"
 
+if [ -n "${SMALL:-}" ]; then # 600 images of 12 classes, a network and a budget for one core
+    part="--classes 12 --each 50" clusters=3 samples=120 steps=20 router="--set training.images=20000"
+    set -- --recipe laptop --images 20k "$@"
+else # the regime of BENCHMARKS.md
+    part="" clusters=8 samples=10000 steps=50 router=""
+    set -- --config "$here/plan.toml" "$@"
+fi
+clusters=${CLUSTERS:-$clusters} samples=${SAMPLES:-$samples} steps=${STEPS:-$steps}
+
 if [ -f "$source/classes.json" ]; then # Tiny ImageNet: names, synonyms and templates instead of one caption a class
-    [ -f "$run/source/held_out.json" ] || $python "$here/captions.py" "$source" "$run/source"
+    [ -f "$run/source/held_out.json" ] || $python "$here/captions.py" "$source" "$run/source" $part
     source=$run/source
 fi
 $atoll prepare "$source" --out "$run/data" --size 64 --autoencoder "${AUTOENCODER:-taef2}" \
     --features efficientnet-lite0 --text-encoder minilm
-$atoll partition "$run/data" -k "${CLUSTERS:-8}"
-$atoll plan "$run/data" --config "$here/plan.toml" "$@"
-for order in "$run"/orders/[0-9]*.json; do # each could be trained anywhere else: an order and its shards are enough
-    name=$(basename "$order" .json)
-    $atoll train "$order" --out "$run/trained/$name"
-    $atoll admit "$run/trained/$name" --out "$run"
-done
-$atoll router "$run" ${ROUTER:-}
-$atoll evaluate "$run" --route top-1 --route top-2 --guidance 1 --guidance 2 -n "${SAMPLES:-10000}"
+$atoll partition "$run/data" -k "$clusters"
+$atoll plan "$run/data" --mix "${clusters}flow" "$@"
+# each order could be trained anywhere else: the file and its shards are enough
+$atoll train "$run"/orders/[0-9]*.json --out "$run/trained"
+$atoll admit "$run"/trained/[0-9]* --out "$run"
+$atoll router "$run" ${ROUTER:-$router}
+$atoll evaluate "$run" --route top-1 --route top-2 --guidance 1 --guidance 2 -n "$samples" --steps "$steps"
+if [ -f "$run/source/held_out.json" ]; then # does it understand what no training has seen?
+    $python "$here/held_out.py" "$run" --count "$samples" --steps "$steps"
+fi

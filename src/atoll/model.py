@@ -287,6 +287,10 @@ class Model:
             return mixture
         return replace(mixture, router=AskedEvery(mixture.router, sampling.times(mixture.schedule), every))
 
+    def takes_turns(self, sampling: Sampling = Sampling()) -> bool:
+        """Whether not all of its experts are there at a time, so that many images at once are painted faster."""
+        return self._taking_turns(sampling) is not None
+
     def _taking_turns(self, sampling: Sampling, *watchers: RouteWatch) -> Mixture | None:
         """The model's mixture if not all of its experts are there at a time: its images then need not go in step."""
         denoiser = self.denoiser(sampling, *watchers)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.linalg import sqrtm
-from scipy.spatial import cKDTree
 
 from atoll.evaluation.evaluate import against_monolith
-from atoll.evaluation.metrics import Recogniser, frechet_distance, nearest_distances
+from atoll.evaluation.metrics import Recogniser, frechet_distance
 
 RNG = np.random.default_rng(0)
 
@@ -37,15 +36,6 @@ def test_frechet_takes_pixels_that_are_always_black() -> None:
 def test_frechet_refuses_one_sample() -> None:
     with pytest.raises(ValueError, match="at least two"):
         frechet_distance(np.zeros((1, 2)), np.zeros((5, 2)))
-
-
-def test_nearest_distances_agree_with_a_tree() -> None:
-    a, b = RNG.normal(size=(80, 5)), RNG.normal(size=(60, 5))
-    np.testing.assert_allclose(nearest_distances(a, b), cKDTree(b).query(a)[0], rtol=1e-9)
-    np.testing.assert_allclose(
-        nearest_distances(b, b, leave_one_out=True), cKDTree(b).query(b, k=2)[0][:, 1], rtol=1e-7
-    )
-    assert np.allclose(nearest_distances(b[:5], b), 0, atol=1e-6), "a copy lies on its original"
 
 
 def test_the_recogniser_knows_separate_blobs_and_its_own_limits() -> None:

@@ -8,10 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from atoll.artifacts import UserError
+from atoll.data.index import Index
 from atoll.data.prepare import prepare
-from atoll.evaluation.evaluate import RealData, principal_axes, write_npz
+from atoll.evaluation.evaluate import write_npz
+from atoll.evaluation.metrics import frechet_distance
+from atoll.evaluation.real import RealData, principal_axes
+from atoll.evaluation.scores import SCORES, Sets
+from atoll.models.feature_extractors import PixelFeatures
+from atoll.partition.assignment import clusters_of
+from atoll.partition.config import PartitionConfig
+from atoll.partition.stage import partition
 from image_forms import CONFIG, folder, pictures
 
 
@@ -71,6 +80,53 @@ def test_every_score_is_measured_in_as_many_directions_as_samples_tell(tmp_path:
     assert [real.directions_for(count) for count in (1000, 1280, 1281)] == [250, 320, None]
     with pytest.raises(UserError, match="-n 4: too few"):
         RealData(data, 1.0, count=4)
+
+
+def test_clusters_are_scored_by_their_prompts_or_said_to_be_too_small(tmp_path: Path) -> None:
+    items = pictures(60)  # red, green and blue things by turns
+    data = prepare(folder(tmp_path / "source", items), tmp_path / "data", CONFIG)
+    cut = partition(data.store, tmp_path / "partition", PartitionConfig(clusters=3, by="label"))
+    real = RealData(data, 1.0, partition=cut)
+    names = ["a red thing", "a green thing", "a blue thing"]
+    prompts = [names[i % 2] for i in range(24)] + ["a blue thing"] * 4
+    images = torch.randint(0, 256, (28, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    rows = {row["samples"]: row for row in real.measure(images, None, prompts)["clusters"] if row["samples"] == 4}
+    assert rows[4]["too_few"] == "4 samples; 8 or more can be measured"
+    assert "frechet" not in rows[4]
+    index = Index.of(data)
+    for row in real.measure(images, None, prompts)["clusters"]:
+        if "too_few" in row:
+            continue
+        (name,) = {
+            captions[0]
+            for captions, k in zip(index.captions, clusters_of(index, cut).tolist(), strict=True)
+            if k == row["cluster"]
+        }
+        ours = np.array([prompt == name for prompt in prompts])
+        theirs = np.array([captions[0] == name for captions in index.captions])
+        assert (row["samples"], row["real"], row["frechet_directions"]) == (ours.sum(), theirs.sum(), 3)
+        features = PixelFeatures().extract(images[torch.from_numpy(ours)])
+        alone = Sets(features, torch.from_numpy(real.features[theirs]))
+        assert row["scores"]["kernel"] == pytest.approx(SCORES["kernel"](alone)["kernel"], rel=1e-6)
+        axes = principal_axes(real.features[theirs], 3)
+        expected = frechet_distance(features.numpy() @ axes, real.features[theirs] @ axes)
+        assert row["frechet"] == pytest.approx(expected, rel=1e-9)
+    assert real.measure(images, None, [""] * 28)["clusters"] is None, "nobody asked for anything"
+
+
+def test_another_extractor_sees_what_the_latents_decode_to(tmp_path: Path) -> None:
+    """Latents that are pixels give the very images back, and so the very features."""
+    source = folder(tmp_path / "source", pictures(20))
+    data = prepare(source, tmp_path / "data", CONFIG)
+    config = CONFIG.model_copy(update={"features": "efficientnet-lite0"})
+    own = RealData(prepare(source, tmp_path / "other", config), 1.0)
+    real = RealData(data, 1.0, extractor="efficientnet-lite0", kept=tmp_path / "features")
+    assert real.extractor == own.extractor == "efficientnet-lite0@128"
+    np.testing.assert_allclose(real.features, own.features, atol=1e-4)
+    (kept,) = (tmp_path / "features").iterdir()
+    save_file({"features": torch.from_numpy(own.features + 1.0)}, kept)
+    again = RealData(data, 1.0, extractor="efficientnet-lite0", kept=tmp_path / "features")
+    np.testing.assert_array_equal(again.features, own.features + 1.0, "what was seen once is kept")
 
 
 def test_principal_axes_are_those_of_the_singular_values() -> None:

@@ -11,9 +11,54 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from atoll.artifacts import Store
+from atoll.artifacts import Artifact, Store
 from atoll.cli import tables
+from atoll.evaluation.evaluate import EvaluationPlan, evaluate
 from atoll.evaluation.report import nearness_said, write_report
+from atoll.evaluation.scores import SCORES, Sets, score
+from atoll.sampling import Sampling
+
+
+def test_a_new_score_is_one_function_and_every_result_has_it(tiny_demo: Path, tmp_path: Path) -> None:
+    """As a file in scores/ would put it on the list."""
+
+    @score("toy", written={"mean_length": ".4f"})
+    def toy(sets: Sets) -> dict[str, float]:
+        """How long a vector of features is."""
+        return {"mean_length": sets.features.norm(dim=1).mean().item(), "how_many": float(len(sets.features))}
+
+    before = json.loads((tiny_demo / "evaluation.json").read_bytes())
+    shutil.copytree(tiny_demo / "samples", tmp_path / "samples")
+    shown = io.StringIO()
+    try:
+        made = evaluate(Store.at(tiny_demo), EvaluationPlan(**before["plan"]), Store.at(tmp_path))
+        write_report(Store.at(tiny_demo), made, Store.at(tmp_path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tables, "console", Console(file=shown, width=120))
+            tables.print_evaluation(made)
+    finally:
+        del SCORES["toy"]
+    arms = json.loads((tmp_path / "evaluation.json").read_bytes())["arms"]
+    assert [arm["samples"] for arm in arms] == [arm["samples"] for arm in before["arms"]], "painted once"
+    html = (tmp_path / "report.html").read_text()
+    assert "<th>mean length</th>" in html
+    assert "How long a vector of features is." in html
+    assert "how many" in shown.getvalue()
+    for arm, old in zip(arms, before["arms"], strict=True):
+        assert arm["scores"]["how_many"] == 40
+        assert f"<td>{arm['scores']['mean_length']:.4f}</td>" in html
+        assert {**arm["scores"], "mean_length": 0, "how_many": 0} == {**old["scores"], "mean_length": 0, "how_many": 0}
+
+
+def test_every_number_is_kept_with_what_it_was_measured_by(tiny_demo: Path) -> None:
+    evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
+    data, partition = (Artifact.open(tiny_demo / name) for name in ("data", "partition"))
+    for arm in evaluation["arms"]:
+        basis = arm["basis"]
+        assert (basis["count"], basis["seeds"], basis["extractor"]) == (40, [0, 39], "pixels")
+        assert (basis["data"], basis["partition"]) == (data.digest, partition.digest)
+        assert basis["against"]["frechet"] == data.config["count"]
+        assert Sampling(**arm["sampling"]).route == arm["route"]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +109,7 @@ def test_a_column_without_a_number_is_left_out(
     assert "right" in shown.getvalue()
     for arm in evaluation["arms"]:
         arm["recognised"] = None
+        arm["clusters"] = [{**row, "recognised": None} for row in arm["clusters"]]
     shown.truncate(0)
     tables.print_evaluation(evaluation)
     assert "right" not in shown.getvalue()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import sqrtm
+from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
 from atoll.evaluation import scores
@@ -105,6 +106,24 @@ def test_nearest_agrees_with_brute_force(two: tuple[np.ndarray, np.ndarray]) -> 
     )
     found = SCORES["nearest"](Sets(tensor(b[:20]), tensor(a), train=tensor(b)))
     assert found["nearest_median"] < 0.01 < found["nearest_median_real"], "copies lie on their originals"
+
+
+def test_nearest_agrees_with_a_tree_and_a_copy_lies_on_its_original(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = (torch.from_numpy(one) for one in two)
+    np.testing.assert_allclose(nearest_distances(a, b), cKDTree(b).query(a)[0], rtol=1e-9)
+    np.testing.assert_allclose(
+        nearest_distances(b[:50], b, leave_one_out=True), cKDTree(b).query(b[:50], k=2)[0][:, 1], rtol=1e-9
+    )
+    far = tensor(two[1]) + 1000.0  # where squares of float32 cancel
+    assert nearest_distances(far[:5], far).tolist() == [0.0] * 5
+
+
+def test_nothing_is_compared_with_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART", 2048)
+    monkeypatch.setattr(parts, "CELLS", 1000)
+    points = torch.randn(300, 2)
+    assert {len(d) for _, d in parts.distances_in_parts(points, points)} == {3}
+    assert [len(d) for _, d in parts.distances_in_parts(points[:4], torch.randn(5000, 2))] == [1, 1, 1, 1]
 
 
 def test_agreement_knows_separate_classes_and_wrong_answers() -> None:

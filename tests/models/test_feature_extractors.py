@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from atoll.artifacts import UserError
+from atoll.artifacts import UserError, sha256_file
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
 from atoll.models.feature_extractors import DINOV2, best_extractor, extractor_id, load_extractor
+from atoll.models.inception import network_of_fidelity
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 
@@ -64,6 +68,50 @@ def test_dinov2_by_a_folder(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = network(pixel_values=(images / 255.0 - mean) / std).last_hidden_state[:, 0]
         torch.testing.assert_close(extractor.extract(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_inception_is_torch_fidelitys_and_needs_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With random weights of the right shapes: the real ones are a download."""
+    pytest.importorskip("tqdm", reason="needs what torch-fidelity needs: NOT TESTED HERE")
+    if not find_spec("torch_fidelity"):
+        pytest.skip("needs torch-fidelity: NOT TESTED HERE")
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = network_of_fidelity()
+    made = module.FeatureExtractorInceptionV3
+    torch.manual_seed(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "load_state_dict_from_url", lambda *_, **__: {})
+        patch.setattr(made, "load_state_dict", lambda *_: None)
+        network = made("inception", ["2048"])
+    weights = tmp_path / "weights.pth"
+    torch.save(network.state_dict(), weights)
+    extractor = load_extractor(f"inception:{weights}", "cpu")
+    assert extractor.id == extractor_id(f"inception:{weights}") == f"inception@{sha256_file(weights)[:12]}"
+    images = torch.randint(0, 256, (2, 1, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = network(images.expand(-1, 3, -1, -1))[0]
+    assert expected.shape == (2, 2048)
+    torch.testing.assert_close(extractor.extract(images), expected, rtol=1e-5, atol=1e-6)
+    torch.save({"a": os.system}, weights)  # no weights, but something that runs when it is read
+    with pytest.raises(UserError, match="holds no such network"):
+        load_extractor.__wrapped__(f"inception:{weights}", "cpu")
+
+
+def test_inception_weights_that_cannot_be_had_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not find_spec("torch_fidelity"):
+        pytest.skip("needs torch-fidelity: NOT TESTED HERE")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(network_of_fidelity(), "URL_INCEPTION_V3", "http://127.0.0.1:9/weights-inception-0123abcd.pth")
+    with pytest.raises(UserError, match=r"its weights cannot be had .*fetch http.* elsewhere, and put it") as refused:
+        extractor_id("inception")
+    assert "\n" not in str(refused.value)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/weights-inception-0123abcd.pth").write_bytes(b"weights")
+    monkeypatch.setenv("ATOLL_MODELS", str(tmp_path / "mine"))
+    known = extractor_id("inception")
+    assert known.startswith("inception@")
+    assert extractor_id(known) == known
+    with pytest.raises(UserError, match="expected inception@000000000000"):
+        extractor_id("inception@000000000000")
 
 
 def test_who_names_no_extractor_gets_the_best_this_machine_can_run(

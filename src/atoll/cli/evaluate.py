@@ -8,12 +8,15 @@ import torch
 import typer
 
 from ..artifacts import Store, UserError, sweep
+from ..data.engine import engine_named
 from ..ensemble.routes import parse_route
 from ..ensemble.versions import clean_run, open_ensemble, open_reference
 from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
+from ..models.feature_extractors import extractor_id
 from ..sampling import Sampling
+from ..training.execution import named_or_best
 from .bars import bars, console
 from .sampling_options import Device, Memory, Threads, Weights, sampling_options
 from .tables import print_evaluation
@@ -27,7 +30,12 @@ def evaluate(
     guidance: Annotated[list[float], typer.Option(help="Guidance scales to compare; repeat it")] = [2.0],  # noqa: B006
     router: Annotated[list[str], typer.Option(help="Other router folders to compare, such as router-blind")] = [],  # noqa: B006
     n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
+    features: Annotated[
+        list[str],
+        typer.Option(help="Measure by these too: inception (the standard FID), dinov2, dinov2:PLACE; repeat it"),
+    ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
+    batch: Annotated[int, typer.Option(help="Images painted at a time, and kept if it is stopped", min=1)] = 500,
     sampling: Sampling,
     threads: Threads = None,
     device: Device = None,
@@ -36,12 +44,15 @@ def evaluate(
     npz: Annotated[
         bool, typer.Option("--npz", help="Also write samples/ARM.npz for ADM's and other evaluators")
     ] = False,
+    engine: Annotated[str, typer.Option(help="Who paints: local, or ray: machines that share the folders")] = "local",
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster (default: this machine)")] = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results; default: the run")] = None,
 ) -> None:
     """Measure: share recognised, Frechet distance with its interval, kernel distance, precision, recall, diversity
-    within prompts, distance to the nearest training sample, beside real-data floors.
+    within prompts, distance to the nearest training sample, beside real-data floors; all also cluster by cluster.
 
-    A model that names a monolith has it measured too. Writes evaluation.json, report.html and samples.png.
+    A model that names a monolith has it measured too. Writes evaluation.json, report.html and samples.png. Stopped or
+    killed, the same command goes on with the first batch that is not painted.
 
     Examples:
 
@@ -51,7 +62,9 @@ def evaluate(
 
       atoll evaluate runs/demo --route-every 5 --out every-fifth
 
-      atoll evaluate runs/photos -n 10000 --device cuda --npz
+      atoll evaluate runs/photos -n 10000 --device cuda --features inception --npz
+
+      atoll evaluate /shared/photos -n 50000 --engine ray --ray-address auto --device cuda
 
       atoll evaluate runs/photos --memory 12GB --weights int8 --out in-eight-bits
     """
@@ -71,9 +84,21 @@ def evaluate(
     if version.monolith is not None:
         arms += monolith_arms(guidance, sampling=sampling)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
+    # a worker of Ray has a core of its own
+    threads = threads or (1 if engine == "ray" else torch.get_num_threads())
+    for name in features:
+        extractor_id(name)  # one that cannot be had is better known before anything is painted
     plan = EvaluationPlan(
-        arms=arms, count=n, seed=seed, threads=threads or torch.get_num_threads(), feature_scale=scale
+        arms=arms,
+        count=n,
+        seed=seed,
+        batch=batch,
+        threads=threads,
+        feature_scale=scale,
+        features=tuple(dict.fromkeys(features)),
     )
+    # each of its workers holds the whole model
+    painters = engine_named(engine, 1, ray_address, device or named_or_best(None), per_gpu=1)
     with bars() as bar:
         bar("measuring real images", 0, None)
         result = run_evaluation(
@@ -84,6 +109,7 @@ def evaluate(
             memory=memory,
             weights=weights,
             npz=npz,
+            engine=painters,
             progress=lambda arm, done, total: bar(f"painting {arm}", done, total),
         )
     write_report(place, result, results)

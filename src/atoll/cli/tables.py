@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from ..artifacts import printable
+from ..evaluation.scores import number_title, number_written, other_numbers
 from .bars import console
 
 WORDS = 3  # columns of the evaluation that hold words
@@ -16,6 +18,30 @@ WORDS = 3  # columns of the evaluation that hold words
 def plain(text: str, most: int = 120) -> str:
     """Text that may come from a stranger, for rich: no markup, no control characters, no end of line, not endless."""
     return escape(printable(text, most))
+
+
+def print_scores(evaluation: dict[str, Any]) -> None:
+    """Every number of every other score: a row for each arm, and one for what real images have."""
+    arms, floors = evaluation["arms"], evaluation["floors"]
+    print_numbers("Other scores", [(arm["name"], arm["scores"]) for arm in arms], floors["scores"])
+    for name, other in evaluation["extractors"].items():
+        seen = [(arm["name"], arm["extractors"][name]) for arm in arms]
+        rows = [(arm, {"frechet": found["frechet"], **found["scores"]}) for arm, found in seen]
+        real = {"frechet": other["floors"]["frechet_half_against_half"], **other["floors"]["scores"]}
+        print_numbers(f"By the features of {plain(name)}", rows, real)
+
+
+def print_numbers(title: str, rows: Sequence[tuple[str, dict[str, float]]], real: dict[str, float]) -> None:
+    shown = other_numbers({"scores": scores} for _, scores in rows)
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("arm")
+    for name in shown:
+        table.add_column(number_title(name), justify="right")
+    for arm, scores in rows:
+        table.add_row(plain(arm), *(number_written(name, scores.get(name)) for name in shown))
+    table.add_section()
+    table.add_row("real, halves", *(number_written(name, real.get(name)) for name in shown))
+    console.print(table)
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:
@@ -42,6 +68,7 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
             table.add_section()
         table.add_row(*(row[column] for column in kept))
     console.print(table)
+    print_scores(evaluation)
     chance = floors.get("chance")
     by_chance = "" if chance is None else f" (by chance {chance:.1%})"
     directions = evaluation.get("frechet_directions")

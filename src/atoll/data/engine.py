@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..artifacts import UserError
 
+RETRIES = 3  # of work whose worker died
 WORKERS_PER_GPU = 8  # each holds a context and the networks there
 
 Item = TypeVar("Item")
@@ -123,12 +124,13 @@ class Pool:
 class Ray:
     """A Ray cluster: the one at `address`, or one started on this machine.
 
-    Every node must see the source and the folder of --out under the same path, as on a shared file system. With
-    `gpu`, tasks go to GPUs, WORKERS_PER_GPU to each.
+    Every node must see what is read and the folder of --out under the same path, as on a shared file system. With
+    `gpu`, tasks go to GPUs, `per_gpu` to each.
     """
 
     address: str | None = None
     gpu: bool = False
+    per_gpu: int = WORKERS_PER_GPU
 
     @contextmanager
     def start(self) -> Iterator[Workers]:
@@ -148,7 +150,7 @@ class Ray:
             cluster: Any = ray
             if self.gpu and not cluster.cluster_resources().get("GPU"):
                 raise UserError("--device: the Ray cluster has no GPU; use cpu, or a cluster that has some")
-            yield RayTasks(ray, 1 / WORKERS_PER_GPU if self.gpu else 0)
+            yield RayTasks(ray, 1 / self.per_gpu if self.gpu else 0)
         finally:
             if started:
                 ray.shutdown()
@@ -160,7 +162,7 @@ class RayTasks:
     gpu_share: float
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        remote = self.ray.remote(num_cpus=1, num_gpus=self.gpu_share, max_retries=3)(function)
+        remote = self.ray.remote(num_cpus=1, num_gpus=self.gpu_share, max_retries=RETRIES)(function)
         most = 2 * max(1, int(self.ray.cluster_resources().get("CPU", 1)))
         waiting = list(reversed(items))
         running: list[Any] = []
@@ -174,14 +176,22 @@ class RayTasks:
                 cause = error.cause
                 if isinstance(cause, UserError | FileNotFoundError):
                     raise UserError(
-                        f"a Ray worker failed: {cause}; every node must see the source and --out under the same path"
+                        f"a Ray worker failed: {cause}; every node must see what is read and --out under the same path"
                     ) from error
                 raise
+            except self.ray.exceptions.RayError as error:
+                first = str(error).strip().splitlines()[0]
+                raise UserError(
+                    f"a Ray worker died {1 + RETRIES} times at the same part ({first[:100]}); run the same command "
+                    "again to go on, with more memory for each worker"
+                ) from error
 
 
-def engine_named(name: str, workers: int, address: str | None, device: str = "cpu") -> Engine:
+def engine_named(
+    name: str, workers: int, address: str | None, device: str = "cpu", per_gpu: int = WORKERS_PER_GPU
+) -> Engine:
     if name == "local":
         return Local(workers)
     if name == "ray":
-        return Ray(address, gpu=device != "cpu")
+        return Ray(address, gpu=device != "cpu", per_gpu=per_gpu)
     raise UserError(f"--engine {name}: use local or ray")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,28 @@ class Record:
         time = round(float(t[0]), 9)
         before = self._by_time.get(time)
         self._by_time[time] = counts.sum(0) if before is None else before + counts.sum(0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, to be kept in a file: by_image [N, K], times [T] and by_time [T, K], float64."""
+        times = list(self._by_time)
+        sums = torch.stack([self._by_time[t] for t in times]) if times else self._by_image.new_zeros(0, 0)
+        return {
+            "by_image": self._by_image,
+            "times": torch.tensor(times, dtype=torch.float64),
+            "by_time": sums,
+        }
+
+    @staticmethod
+    def joined(parts: Iterable[Mapping[str, Tensor]]) -> Record:
+        """One record of images painted in parts, from the `tensors` of each in their order."""
+        whole, by_image = Record(0, 0), []
+        for part in parts:
+            by_image.append(part["by_image"])
+            for time, counts in zip(part["times"].tolist(), part["by_time"], strict=True):
+                before = whole._by_time.get(time)
+                whole._by_time[time] = counts if before is None else before + counts
+        whole._by_image = torch.cat(by_image)
+        return whole
 
     def by_time(self) -> tuple[list[float], list[list[float]]]:
         """The times asked, from noise to data, and the share of each expert at each of them."""

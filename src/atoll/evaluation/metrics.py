@@ -10,22 +10,14 @@ from numpy.typing import NDArray
 
 from .scores.classifier import Classifier
 from .scores.frechet import FrechetReference
-from .scores.nearest import nearest_distances as nearest_in_tensors
 
 MOST_FOR_KERNELS = 5000  # samples; a support vector machine takes the square of it
-Features = NDArray[np.float64]
+Features = NDArray[np.floating]
 
 
 def frechet_distance(a: Features, b: Features) -> float:
     """The distance of the Gaussians fitted to two sets: scores/frechet.py has the formula."""
     return FrechetReference.of(b).distance(a)
-
-
-def nearest_distances(samples: Features, references: Features, *, leave_one_out: bool = False) -> Features:
-    """scores/nearest.py's, for arrays in float64."""
-    one, other = torch.from_numpy(samples), torch.from_numpy(references)
-    found: Features = nearest_in_tensors(one, other, leave_one_out=leave_one_out).numpy()
-    return found
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from string import Template
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
 
 from ..artifacts import Artifact, Store, find
 from ..ensemble.versions import open_ensemble, open_reference, place_of
@@ -23,7 +22,8 @@ from ..partition.quality import described
 from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
 from .figures import TIME_AXIS, data_uri, heat_map, lines
-from .samples import read_samples
+from .samples import StoredImages
+from .scores import SCORES, number_title, number_written, other_numbers
 from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
@@ -46,6 +46,7 @@ def write_report(run: Store, evaluation: dict[str, Any], out: Store) -> None:
         router=page.router(),
         curves=page.curves(),
         numbers=page.numbers(),
+        by_cluster=page.by_cluster(),
         nearness=page.nearness(),
         verdict=page.verdict(),
         exact=page.exact(),
@@ -62,7 +63,7 @@ class Painted:
     """One arm's images and how they came about."""
 
     arm: dict[str, Any]
-    images: Tensor
+    images: StoredImages
     record: dict[str, Any]
 
     @property
@@ -92,8 +93,8 @@ class Page:
         self.starts = self._starts()
         self.painted = []
         for arm in evaluation["arms"]:
-            images, record = read_samples(Artifact.open(out.child("samples", arm["folder"]), "samples"))
-            self.painted.append(Painted(arm, images, record))
+            artifact = Artifact.open(out.child("samples", arm["folder"]), "samples")
+            self.painted.append(Painted(arm, StoredImages(artifact), json.loads(artifact.read("samples.json"))))
 
     def names(self) -> list[str]:
         """Of all clusters, those without an expert too."""
@@ -257,27 +258,87 @@ class Page:
         return f'<div class="charts">{"".join(charts)}</div>'
 
     def numbers(self) -> str:
-        """One row per arm and floor; a column without a number is left out."""
-        floors, count = self.evaluation["floors"], self.evaluation["plan"]["count"]
+        """Every score of every arm; where other extractors have looked, a table for each."""
+        shown = self._numbers_by([p.arm for p in self._in_order()], self.evaluation["floors"]) + self.measured_by()
+        for name, other in self.evaluation["extractors"].items():
+            seen = [p.arm["extractors"][name] for p in self._in_order()]
+            shown += f"<h3>By the features of {escape(name)}</h3>" + self._numbers_by(seen, other["floors"])
+            directions = seen[0]["basis"]["directions"]
+            if directions is not None:
+                shown += f"<p>Distances in the {directions} directions in which real features vary most.</p>"
+        return shown + self.explained()
+
+    def _numbers_by(self, measured: Sequence[Mapping[str, Any]], floors: Mapping[str, Any]) -> str:
+        """One row per arm and floor, one column per number of every score; one without a number is left out."""
+        others = other_numbers(measured)
         rows = [
-            (p.title, percent(p.arm["recognised"]), f"{p.arm['frechet']:.1f}", f"{p.arm['nearest_median']:.2f}", "")
-            for p in self._in_order()
+            [
+                p.title,
+                percent(arm["recognised"]),
+                within(arm["frechet"], arm["frechet_interval"]),
+                f"{arm['nearest_median']:.2f}",
+                *(number_written(name, arm["scores"].get(name)) for name in others),
+            ]
+            for p, arm in zip(self._in_order(), measured, strict=True)
         ]
         accuracy, alone = floors["recogniser_accuracy"], floors["nearest_leave_one_out_median"]
         seen = any(cells[1] for cells in rows)
         halves = "" if accuracy is None or not seen else f"{percent(accuracy)} (unseen, 5-fold)"
         half, whole = floors["frechet_half_against_half"], floors["frechet_count_against_all"]
-        rows += [
-            ("real: one half against the other", halves, f"{half:.1f}", f"{alone:.2f} (leave one out)", "floor"),
-            (f"real: {count:,} against all", "", f"{whole:.1f}", "", "floor"),
+        real = [number_written(name, floors["scores"].get(name)) for name in others]
+        floor_rows = [
+            [
+                "real: one half against the other",
+                halves,
+                number_written("frechet", half),
+                f"{alone:.2f} (leave one out)",
+                *real,
+            ],
+            [f"real: {self.evaluation['plan']['count']:,} against all", "", number_written("frechet", whole), ""]
+            + [""] * len(others),
         ]
-        head = ("arm", "recognised as asked", "Frechet distance", "nearest training image")
-        kept = [column for column in range(len(head)) if any(cells[column] for cells in rows)]
-        lines_ = ["<tr>" + "".join(f"<th>{head[column]}</th>" for column in kept) + "</tr>"]
-        for *cells, kind in rows:
-            shown = "".join(f"<td>{escape(cells[column])}</td>" for column in kept)
-            lines_.append(f'<tr class="{kind}">{shown}</tr>' if kind else f"<tr>{shown}</tr>")
-        return f"<table>{''.join(lines_)}</table>{self.measured_by()}"
+        head = ["arm", "recognised as asked", "Frechet distance", "nearest training image"]
+        return table([*head, *map(number_title, others)], rows, floor_rows)
+
+    def explained(self) -> str:
+        """What every score says of itself."""
+        told = [(name, (one.__doc__ or "").split("\n\n")[0].strip()) for name, one in SCORES.items()]
+        lines_ = "".join(f"<li><b>{escape(number_title(name))}</b>: {escape(text)}</li>" for name, text in told if text)
+        return f"<details><summary>What the columns are</summary><ul>{lines_}</ul></details>"
+
+    def by_cluster(self) -> str:
+        """How well each cluster's prompts are painted: its distance in every arm, and every other number below."""
+        arms = [p for p in self._in_order() if p.arm["clusters"]]
+        if not arms:
+            return "<p>There are no prompts, and an image that nobody asked for belongs to no cluster.</p>"
+        clusters = range(len(arms[0].arm["clusters"]))
+        if all("too_few" in arms[0].arm["clusters"][k] for k in clusters):
+            return f"<p>{self.evaluation['plan']['count']:,} images are too few to look at each cluster.</p>"
+        rows = []
+        for k in clusters:
+            first = arms[0].arm["clusters"][k]
+            found = [p.arm["clusters"][k] for p in arms]
+            cells = ["too few" if "too_few" in one else number_written("frechet", one["frechet"]) for one in found]
+            rows.append([f"cluster {k}", f"{first['samples']:,}", f"{first['real']:,}", *cells])
+        shown = table(["", "painted", "real", *(p.title for p in arms)], rows)
+        return shown + "".join(self._all_of_clusters(p) for p in arms)
+
+    def _all_of_clusters(self, painted: Painted) -> str:
+        """Every number of an arm, cluster by cluster, folded away."""
+        found = painted.arm["clusters"]
+        names = list(dict.fromkeys(name for row in found for name in row.get("scores", {})))
+        rows = []
+        for row in found:
+            if "too_few" in row:
+                rows.append([f"cluster {row['cluster']}", *[""] * (3 + len(names)), row["too_few"]])
+                continue
+            directions = row["frechet_directions"]
+            cells = [percent(row["recognised"]), number_written("frechet", row["frechet"])]
+            cells += ["all" if directions is None else str(directions)]
+            cells += [number_written(name, row["scores"].get(name)) for name in names]
+            rows.append([f"cluster {row['cluster']}", *cells, ""])
+        head = ["", "recognised as asked", "Frechet distance", "in directions", *map(number_title, names), "too few"]
+        return f"<details><summary>{escape(painted.title)}: every score</summary>{table(head, rows)}</details>"
 
     def measured_by(self) -> str:
         """In how many directions of the features distances are taken, where samples are fewer than features."""
@@ -339,6 +400,23 @@ class Page:
         samplings = [arm["sampling"] for arm in self.evaluation["arms"]]
         values = {name: dict.fromkeys(str(one[name]) for one in samplings) for name in samplings[0]}
         return {name.replace("_", " "): ", ".join(some).replace("None", "none") for name, some in values.items()}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], floors: Sequence[Sequence[str]] = ()) -> str:
+    """Rows of text below their heads, floors last; a column that is empty in every row is left out."""
+    every = [*rows, *floors]
+    kept = [column for column in range(len(head)) if any(cells[column] for cells in every)]
+    shown = ["<tr>" + "".join(f"<th>{escape(head[column])}</th>" for column in kept) + "</tr>"]
+    for place, cells in enumerate(every):
+        mark = ' class="floor"' if place >= len(rows) else ""
+        shown.append(f"<tr{mark}>" + "".join(f"<td>{escape(cells[column])}</td>" for column in kept) + "</tr>")
+    return f'<div class="wide"><table>{"".join(shown)}</table></div>'
+
+
+def within(value: float, interval: Sequence[float]) -> str:
+    """A distance and half the width of its interval."""
+    half = (interval[1] - interval[0]) / 2
+    return f"{number_written('frechet', value)} \u00b1 {half:{'.0f' if half >= 10 else '.2g'}}"
 
 
 def percent(share: float | None) -> str:

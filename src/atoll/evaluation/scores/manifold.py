@@ -8,7 +8,7 @@ from torch import Tensor
 from .sets import Sets, distances_in_parts, neighbour_radii, score
 
 
-@score("manifold")
+@score("manifold", written={"precision": ".1%", "recall": ".1%"})
 def precision_and_recall(sets: Sets) -> dict[str, float]:
     """precision: share of generated images within the third-neighbour radius of some real one; recall: the reverse."""
     return {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .classifier import Classifier
 
-PART = 2048  # rows compared at once
+PART = 2048  # rows compared at once, if what they are compared with is small
+MANY = 1000.0  # a number so large has no use for digits behind its point
+CELLS = 2**26  # distances at once, 256 MiB of them: what bounds the memory where it is large
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +39,61 @@ class Sets:
     def generated_radii(self) -> Tensor:
         return neighbour_radii(self.features)
 
+    def part(self, generated: Tensor, real: Tensor) -> Sets:
+        """Some of the generated and some of the real images, by number; copies are looked for among all training."""
+        asked = None if self.asked is None else self.asked[generated]
+        return replace(self, features=self.features[generated], real=self.real[real], asked=asked)
+
 
 Score = Callable[[Sets], dict[str, float]]
 SCORES: dict[str, Score] = {}
+WRITTEN: dict[str, str] = {}  # how numbers are written that say so; others have three digits
 
 
-def score(name: str) -> Callable[[Score], Score]:
-    """Put a score on the list. It answers {} where a set lacks what it needs."""
+def score(name: str, *, written: Mapping[str, str] = MappingProxyType({})) -> Callable[[Score], Score]:
+    """Put a score on the list. It answers {} where a set lacks what it needs.
+
+    `written` has format specs of its numbers, such as {"recall": ".1%"}: what reports and tables write them by.
+    """
 
     def listed(function: Score) -> Score:
         SCORES[name] = function
+        WRITTEN.update(written)
         return function
 
     return listed
 
 
+def scored(sets: Sets, *, without: Collection[str] = ()) -> dict[str, float]:
+    """Every number of every score on the list, but for the scores left out by name."""
+    return {number: value for name, one in SCORES.items() if name not in without for number, value in one(sets).items()}
+
+
+def number_written(name: str, value: float | None) -> str:
+    """A number of a score as reports and tables show it."""
+    return "" if value is None else format(value, WRITTEN.get(name, ",.0f" if abs(value) >= MANY else ".3g"))
+
+
+def number_title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def other_numbers(measured: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of all numbers of all scores, but for the one that tables show beside the Frechet distance."""
+    found = dict.fromkeys(name for one in measured for name in one["scores"])
+    return [name for name in found if not name.startswith("nearest_median")]
+
+
+def rows_at_once(others: int) -> int:
+    """How many rows may be compared with so many others at a time."""
+    return max(1, min(PART, CELLS // max(1, others)))
+
+
 def distances_in_parts(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Euclidean distances of some rows of a to all of b, [n, len(b)], part by part."""
-    for start in range(0, len(a), PART):
-        rows = slice(start, min(start + PART, len(a)))
+    step = rows_at_once(len(b))
+    for start in range(0, len(a), step):
+        rows = slice(start, min(start + step, len(a)))
         yield (
             rows,
             torch.cdist(

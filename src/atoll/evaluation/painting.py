@@ -1,0 +1,104 @@
+"""Paint the samples of an arm, in this process or by an engine's workers: the same images, bit for bit.
+
+A worker opens the model itself, from the same place, and paints whole parts. A part whose worker died is painted
+again by another; parts that are there stay when the whole command is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ..artifacts import Artifact, UserError
+from ..data.engine import Engine, ThisProcess, Workers
+from ..model import Model, load
+from .samples import About, Part, SampleSettings, collect_samples, paint_part, settled
+
+Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A model by its place, as `load` takes it: what a worker is told, for it opens the model itself."""
+
+    place: str
+    router: str | None = None
+    device: str | None = None
+    memory: str | None = None
+    weights: str | None = None
+
+
+@lru_cache(maxsize=1)  # arms of one model follow each other, and two models may be too large for a card
+def opened(opening: Opening) -> Model:
+    return load(
+        opening.place,
+        router=opening.router,
+        device=opening.device,
+        memory=opening.memory,
+        weights=opening.weights,
+    )
+
+
+@dataclass(frozen=True)
+class Painters:
+    """Whoever paints: an engine's workers, or this process, which alone tells of every step."""
+
+    workers: Workers | None = None
+
+    def about(self, opening: Opening, settings: SampleSettings) -> tuple[SampleSettings, About]:
+        """The settings with nothing left open, and what a record says of the model; from where it is painted."""
+        (told,) = (self.workers or ThisProcess()).map(told_of, [(opening, settings)])
+        return told
+
+    def paint(
+        self, opening: Opening, about: About, settings: SampleSettings, out: Path, progress: Progress | None = None
+    ) -> Artifact:
+        steps, count = settings.sampling.steps, len(settings.prompts)
+
+        def paint_parts(parts: Sequence[Part]) -> Iterator[int]:
+            if self.workers is None:
+                yield from (paint_part(opened(opening), part, progress) for part in parts)
+                return
+            done = count - sum(len(part.settings.prompts) for part in parts)
+            for images in self.workers.map(painted, [(opening, about.digest, part) for part in parts]):
+                done += images
+                if progress is not None:
+                    progress(done * steps, count * steps)
+                yield images
+
+        return collect_samples(about, settings, out, paint_parts)
+
+
+@contextmanager
+def painters_of(engine: Engine) -> Iterator[Painters]:
+    """The painters of an engine, for the time of a `with` block.
+
+    Models they opened here are forgotten before and after: a run may get a newer one any time, and memory is dear.
+    """
+    opened.cache_clear()
+    try:
+        with engine.start() as workers:
+            yield Painters(None if isinstance(workers, ThisProcess) else workers)
+    finally:
+        opened.cache_clear()
+
+
+def told_of(asked: tuple[Opening, SampleSettings]) -> tuple[SampleSettings, About]:
+    """What `Painters.about` answers, in a worker."""
+    model = opened(asked[0])
+    settings = settled(model, asked[1])
+    return settings, About.of(model, settings)
+
+
+def painted(task: tuple[Opening, str, Part]) -> int:
+    """Paint one part in a worker, with the model of this very digest; how many images it has."""
+    opening, digest, part = task
+    model = opened(opening)
+    if model.digest != digest:
+        raise UserError(
+            f"{opening.place}: is model {model.digest[:12]} here, not {digest[:12]}; run the same command again"
+        )
+    return paint_part(model, part)

@@ -1,0 +1,98 @@
+"""Samples are painted part by part: what is there stays, whoever painted it, and the whole is the same."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from atoll.artifacts import Artifact
+from atoll.ensemble.record import Record
+from atoll.evaluation.samples import StoredImages, read_samples, write_images
+from killed import finish, start
+
+SAMPLED = ["-n", "60", "--batch", "8", "--steps", "3", "--route", "top-1"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    finish(["evaluate", str(tiny_demo), *SAMPLED, "--out", "results"], folder)
+    return folder / "results"
+
+
+def wait_for(process: BaseProcess, folder: Path, pattern: str, count: int) -> list[Path]:
+    """Files by a pattern, once so many are there."""
+    while process.is_alive():
+        if len(found := sorted(folder.glob(pattern))) >= count:
+            return found
+        time.sleep(0.001)
+    raise AssertionError(
+        f"it ended before there were {count} of {pattern}: {(folder / 'said.txt').read_text()[-2000:]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("moment", "count"),
+    [("results/samples/.*.partial/state/*.safetensors", 3), ("results/samples/top-*/manifest.json", 1)],
+    ids=["painting", "scoring"],
+)
+def test_killed_it_goes_on_to_the_same_numbers(
+    tiny_demo: Path, unbroken: Path, tmp_path: Path, moment: str, count: int
+) -> None:
+    command = ["evaluate", str(tiny_demo), *SAMPLED, "--out", "results"]
+    process = start(command, tmp_path)
+    there = wait_for(process, tmp_path, moment, count)
+    stamps = {path: path.stat().st_mtime_ns for path in there}
+    process.kill()
+    process.join()
+    assert not (tmp_path / "results/evaluation.json").exists(), "too late to be killed"
+    again = start(command, tmp_path)
+    while again.is_alive() and all(path.exists() for path in there):
+        assert {path: path.stat().st_mtime_ns for path in there if path.exists()}.items() <= stamps.items(), "again"
+        time.sleep(0.01)
+    again.join()
+    assert again.exitcode == 0, (tmp_path / "said.txt").read_text()[-2000:]
+    names = ["evaluation.json", *(p.relative_to(unbroken).as_posix() for p in unbroken.glob("samples/*/[!p]*.*"))]
+    assert len(names) == 4
+    for name in names:
+        assert (tmp_path / "results" / name).read_bytes() == (unbroken / name).read_bytes(), name
+    assert not list((tmp_path / "results/samples").glob(".*")), "nothing half done is left"
+
+
+def test_images_of_parts_are_the_file_that_safetensors_writes(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (11, 3, 5, 7), dtype=torch.uint8)
+    parts = [tmp_path / f"{n}.safetensors" for n in range(3)]
+    for part, rows in zip(parts, images.split(4), strict=True):
+        save_file({"images": rows.contiguous(), "times": torch.zeros(2)}, part)
+    write_images(tmp_path / "joined.safetensors", parts)
+    save_file({"images": images}, tmp_path / "whole.safetensors")
+    assert (tmp_path / "joined.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_images_are_read_where_they_lie(unbroken: Path) -> None:
+    (place,) = unbroken.glob("samples/top-1*")
+    images, record = read_samples(Artifact.open(place))
+    stored = StoredImages(Artifact.open(place))
+    assert stored.shape == images.shape == (60, 1, 8, 8)
+    assert torch.equal(stored[7], images[7])
+    assert torch.equal(stored[8:20], images[8:20])
+    assert len(record["expert_of_image"]) == 60
+
+
+def test_a_record_in_parts_is_the_record_of_all() -> None:
+    chosen = torch.rand(6, 2, 3, dtype=torch.float64)  # images, times, experts
+    whole, parts = Record(6, 3), [Record(4, 3), Record(2, 3)]
+    for n, time_ in enumerate((0.9, 0.4)):
+        t = torch.tensor([time_])
+        for record, first, rows in ((parts[0], 0, slice(0, 4)), (parts[1], 4, slice(0, 2))):
+            some = chosen[first : first + rows.stop, n]
+            record.add(rows, t, some, some)
+            whole.add(slice(first, first + rows.stop), t, some, some)
+    joined = Record.joined(part.tensors() for part in parts)
+    assert joined.by_time() == whole.by_time()
+    assert torch.equal(joined.by_image(), whole.by_image())

@@ -1,0 +1,72 @@
+"""examples/tiny_imagenet to its report at a size of minutes, with Tiny ImageNet and with a folder of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from photographs import write_photographs
+from runs import digests
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tiny_imagenet"
+TINY = {"SMALL": "1", "SAMPLES": "24", "STEPS": "4", "ROUTER": "--set training.images=2000", "PYTHON": sys.executable}
+
+
+def run_example(shared: Path, source: Path, run: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ATOLL_MODELS": str(shared / "models"), **TINY}
+    process = subprocess.run(
+        ["sh", str(EXAMPLE / "run.sh"), str(source), str(run), "--images", "2000"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert process.returncode == 0, f"{process.stdout[-3000:]}\n{process.stderr[-3000:]}"
+    return process.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.timeout(1800)
+def test_from_parquet_files_to_the_report_and_what_free_text_gives(shared: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_example(shared, shared / "datasets/tiny-imagenet", run)
+    evaluation = json.loads((run / "evaluation.json").read_bytes())
+    assert [(arm["route"], arm["guidance"]) for arm in evaluation["arms"]] == [
+        ("top-1", 1.0),
+        ("top-2", 1.0),
+        ("top-1", 2.0),
+        ("top-2", 2.0),
+    ]
+    assert evaluation["features"] == "efficientnet-lite0@128"
+    assert "Painted by experts that never met" in (run / "report.html").read_text()
+    held = json.loads((run / "held_out.json").read_bytes())
+    kinds = {line["kind"]: line for line in json.loads((run / "source/held_out.json").read_bytes())}
+    assert set(kinds) == {"template", "synonym", "paraphrase"}
+    for kind in kinds:
+        assert 0 <= held[kind]["recognised"] <= 1
+        assert held[kind]["chance"] <= 0.2
+    before = digests(run)
+    assert "already there" in run_example(shared, shared / "datasets/tiny-imagenet", run)
+    assert digests(run) == before, "the same command again changes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.timeout(1800)
+def test_the_same_script_takes_a_folder_of_ones_own(shared: Path, tmp_path: Path) -> None:
+    write_photographs(tmp_path / "photos", per_class=40, size=64, captions=True)
+    run_example(shared, tmp_path / "photos", tmp_path / "run")
+    assert (tmp_path / "run/report.html").is_file()
+    assert not (tmp_path / "run/held_out.json").exists(), "nothing was kept from training"
+
+
+def test_without_its_two_places_it_says_what_it_wants() -> None:
+    process = subprocess.run(["sh", str(EXAMPLE / "run.sh")], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "run.sh my-photos/ runs/mine" in process.stderr

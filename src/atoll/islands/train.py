@@ -126,7 +126,7 @@ def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
     if artifact is None:
         return None
     if artifact.manifest.kind != KIND or artifact.manifest.parents != parents:
-        raise UserError(f"{out}: already holds an artifact of another order or start; choose another --out")
+        raise UserError(f"{out}: already holds an artifact of another order, start or plan; choose another --out")
     tidy(out)
     return artifact
 

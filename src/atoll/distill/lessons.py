@@ -28,6 +28,7 @@ from ..data.shards import ResidentSamples
 from ..data.stream import sample_order
 from ..ensemble.mixture import Mixture
 from ..process import (
+    Bridge,
     Condition,
     Denoiser,
     Kind,
@@ -62,16 +63,20 @@ class OwnExperts:
 
 
 def taught(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-    """The answer of a teacher on the student's path, as the kind that the student predicts."""
-    assert teacher.schedule == objective.schedule
-    return convert(teacher(x, t, condition), objective.kind, objective.schedule, x, t).value
+    """The answer of a teacher on the reference path to a state on the student's, as the kind the student predicts.
+
+    It is the velocity that the ensemble would paint with, whatever path the student is on: an expert that may not be
+    asked beyond its limit says the same to all students.
+    """
+    answer = Bridge(teacher, onto=objective.schedule)(x, t, condition)
+    return convert(answer, objective.kind, objective.schedule, x, t).value
 
 
 @dataclass
 class DataLessons:
     """States are noisy training samples, and the expert of a sample's own cluster answers; no router is asked.
 
-    `experts` answer on the objective's path. They are asked on `device`, where `samples` may lie, too.
+    `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too.
     """
 
     objective: Objective

@@ -251,8 +251,7 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     clustered.shards.text_device = str(desk.device)
     counts = torch.bincount(clustered.clusters[clustered.rows("train")], minlength=version.clusters)
     sizes = dict(enumerate(counts.tolist()))
-    # asked on the student's own path, so that one bridge is crossed and not two
-    placed = Placed(list(teachers.experts.values()), desk.placement, plan.objective.schedule)
+    placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
     experts = OwnExperts(placed.engine(desk.precision).denoisers)
     lessons = DataLessons(plan.objective, plan.training, clustered, experts, tuple(version.latent.shape), desk.device)
     per_image = mean_forward({k: e.card.architecture for k, e in teachers.experts.items()}, sizes)

@@ -45,6 +45,7 @@ from .lessons import DataLessons, Lessons, OwnExperts, Questions, SampledLessons
 from .plan import Cost, DistillPlan, cost_of, mean_forward
 from .start import MOST_MEASURED, Candidate, Start, able, average_start, best_start
 
+MADE_BY = "plan or other teachers"
 TEACHERS_SHARE = 0.5  # of a card's memory that experts may take; the student trains in the rest
 
 
@@ -133,11 +134,11 @@ def distill(
     teachers = Teachers.of(run)
     check_fits(plan, teachers)
     parents = parents_of(plan, teachers)
-    if (done := finished(out, parents)) is not None:
+    if (done := finished(out, parents, MADE_BY)) is not None:
         return done
     state, leads = out / "state", leads_its_team()
     with only_one(state) if leads else nullcontext():
-        if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
+        if (done := finished(out, parents, MADE_BY)) is not None:  # by a process that held the lock until now
             return done
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         desk = Desk.at(resources, state)

@@ -9,8 +9,9 @@ import torch
 import typer
 
 from ..artifacts import Artifact, Store, UserError, sweep
+from ..ensemble.checks import check_spaces
 from ..ensemble.routes import parse_route
-from ..ensemble.versions import clean_run, open_ensemble, open_reference
+from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference
 from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms, student_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
@@ -76,7 +77,7 @@ def evaluate(
         arms += arms_for(route, guidance, router=other, sampling=sampling)
     if version.monolith is not None:
         arms += monolith_arms(guidance, sampling=sampling)
-    students = named_students(student)
+    students = named_students(student, version)
     arms += student_arms(students, guidance, sampling=sampling)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
     plan = EvaluationPlan(
@@ -100,12 +101,14 @@ def evaluate(
     console.print(f"[bold]{results}/report.html[/bold]", soft_wrap=True)
 
 
-def named_students(folders: list[str]) -> dict[str, Store]:
-    """Experts that are no part of the run, by the names of their folders."""
+def named_students(folders: list[str], version: Version) -> dict[str, Store]:
+    """Experts of all clusters that are no part of the run, by the names of their folders."""
     students: dict[str, Store] = {}
     for folder in folders:
         artifact = Artifact.open(folder, EXPERT)
-        if read_expert_card(artifact).cluster is not None:
+        card = read_expert_card(artifact)
+        check_spaces(version, card, f"--student {folder}")
+        if card.cluster is not None:
             raise UserError(f"--student {folder}: is an expert of one cluster; give a folder of `atoll distill`")
         name = re.sub(r"[^A-Za-z0-9._-]", "-", artifact.store.name)
         if name in students:

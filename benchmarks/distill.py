@@ -175,7 +175,7 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def ensemble(seed: dict[str, Any], run: str, scale: str) -> float:
     """The better of top-1 and top-2."""
-    return min(seed["arms"][run][f"top-{k}-g{scale}"]["frechet"] for k in (1, 2))
+    return min(float(seed["arms"][run][f"top-{k}-g{scale}"]["frechet"]) for k in (1, 2))
 
 
 def distance(seed: dict[str, Any], name: str, scale: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from atoll.artifacts import Artifact, Store
 from atoll.cli.distill import told_student
+from atoll.convert.model_card import teacher_lines
 from atoll.distill.plan import DistillPlan, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school, distill
 from atoll.distill.start import CHOSEN
@@ -179,6 +181,22 @@ def test_mistakes_are_one_line_and_leave_nothing(
 def test_every_licence_is_named_once() -> None:
     assert all_licences(["MIT", None, "CC-BY-4.0", "MIT"]) == "MIT AND CC-BY-4.0"
     assert all_licences([None, ""]) is None
+
+
+def test_a_card_names_teachers_and_their_licences(teachers: Teachers) -> None:
+    """Experts of two people under two licences: both are the student's, and stand in the card people read."""
+    said = {0: "MIT", 1: "CC-BY-4.0", 2: "MIT"}
+    experts = {
+        k: replace(expert, card=expert.card.model_copy(update={"licence": said.get(k)}))
+        for k, expert in teachers.experts.items()
+    }
+    card = replace(teachers, experts=experts).card(tiny_plan(teachers), None)
+    assert card.licence == "MIT AND CC-BY-4.0"
+    assert [(teacher.cluster, teacher.licence) for teacher in card.teachers[:3]] == list(said.items())
+    about = {"components": ["expert_00"], "experts": [{"teachers": [t.model_dump() for t in card.teachers]}]}
+    lines = teacher_lines(about)
+    assert f"- cluster 1: `{experts[1].digest}`, licence CC-BY-4.0" in lines
+    assert f"- cluster 3: `{experts[3].digest}`, licence not said" in lines
 
 
 def test_cards_without_teachers_are_as_they_were(teachers: Teachers) -> None:

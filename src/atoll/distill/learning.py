@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..islands.expert import ExpertCard
 from ..islands.learning import as_learned
-from ..islands.validation import Validation
+from ..islands.validation import Validation, measured_card, yardstick
 from ..models.dit import DiT
 from ..process import Condition, Objective, squared_error
 from ..training.execution import Execution
@@ -38,13 +38,8 @@ class StudentLearner:
 
     def measure(self, execution: Execution) -> dict[str, float]:
         """The yardstick on unseen data of all clusters, if there is any."""
-        if self.validation is None:
-            return {}
-        return {"yardstick": self.validation.measure(self.network, self.card, execution)}
+        return yardstick(self.validation, self.network, self.card, execution)
 
     def finished_card(self, execution: Execution) -> ExpertCard:
         """The card of the expert this network has become: its bridge's limit is measured now."""
-        if self.validation is None:
-            return self.card
-        limit = self.validation.best_limit(self.network, self.card, execution)
-        return self.card.model_copy(update={"bridge_limit": limit})
+        return measured_card(self.validation, self.network, self.card, execution)

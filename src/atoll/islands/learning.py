@@ -16,7 +16,7 @@ from ..training.packing import Batch
 from ..training.seeds import batch_numbers
 from .expert import ExpertCard
 from .order import Order
-from .validation import Validation
+from .validation import Validation, measured_card, yardstick
 
 COEFFICIENTS = tuple(f.name for f in fields(Corruption))
 
@@ -61,16 +61,11 @@ class ExpertLearner:
 
     def measure(self, execution: Execution) -> dict[str, float]:
         """The yardstick on the cluster's validation samples, if it has any."""
-        if self.validation is None:
-            return {}
-        return {"yardstick": self.validation.measure(self.network, self.card, execution)}
+        return yardstick(self.validation, self.network, self.card, execution)
 
     def finished_card(self, execution: Execution) -> ExpertCard:
         """The card of the expert this network has become: its bridge's limit is measured now."""
-        if self.validation is None:
-            return self.card
-        limit = self.validation.best_limit(self.network, self.card, execution)
-        return self.card.model_copy(update={"bridge_limit": limit})
+        return measured_card(self.validation, self.network, self.card, execution)
 
 
 def as_learned(network: nn.Module, card: ExpertCard, objective: Objective) -> Denoiser:

@@ -72,3 +72,19 @@ class Validation:
             with autocast(execution):
                 total += velocity_error(denoiser, x0, eps, widen(t[part], device), condition).sum().item()
         return total / len(t)
+
+
+def yardstick(
+    validation: Validation | None, network: nn.Module, card: ExpertCard, execution: Execution
+) -> dict[str, float]:
+    """What a learner reports of itself: its error, where there is anything to measure it on."""
+    return {} if validation is None else {"yardstick": validation.measure(network, card, execution)}
+
+
+def measured_card(
+    validation: Validation | None, network: nn.Module, card: ExpertCard, execution: Execution
+) -> ExpertCard:
+    """The card of a finished network, with the bridge's limit that suits it best."""
+    if validation is None:
+        return card
+    return card.model_copy(update={"bridge_limit": validation.best_limit(network, card, execution)})

@@ -136,6 +136,18 @@ def expert_table(about: Mapping[str, Any]) -> list[str]:
             f"| `{name}` | {cluster} | {plain(expert['objective'])} | {expert['parameters']:,} | {expert['images']:,} "
             f"| {inside} | {gaussian} | {started} |"
         )
+    return lines + teacher_lines(about)
+
+
+def teacher_lines(about: Mapping[str, Any]) -> list[str]:
+    """Whose answers an expert has learned, and their licences."""
+    lines = []
+    for name, expert in zip(about["components"], about["experts"], strict=True):
+        if expert.get("teachers"):
+            lines += ["", f"`{name}` was distilled from experts of one cluster each:", ""]
+        for teacher in expert.get("teachers") or ():
+            licence = plain(teacher["licence"] or "not said")
+            lines.append(f"- cluster {teacher['cluster']}: `{teacher['digest']}`, licence {licence}")
     return lines
 
 

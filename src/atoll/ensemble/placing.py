@@ -37,6 +37,7 @@ class Placement:
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)  # the first is where images are; experts go to all
     memory: float | None = None  # GiB of each device; None: what is free
     int8: bool = False
+    graphs: bool | None = None  # None: on CUDA devices; False beside a training, whose own must not be disturbed
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +101,9 @@ class Placed:
         return known[1]
 
     def running(self, precision: Precision) -> Running:
-        return Running(kernels=self._fuses(precision) and self._wrong_kernels(precision) is None)
+        return Running(
+            graphs=self.placement.graphs, kernels=self._fuses(precision) and self._wrong_kernels(precision) is None
+        )
 
     def _fuses(self, precision: Precision) -> bool:
         """Whether the fused kernels are for this: CUDA, in half precision."""

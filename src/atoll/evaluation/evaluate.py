@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +47,8 @@ class Arm(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="what the folder of its samples is called after")
-    model: Literal["ensemble", "monolith"] = "ensemble"
+    model: Literal["ensemble", "monolith", "student"] = "ensemble"
+    student: str | None = Field(None, description="which of the students that are measured beside the run's models")
     router: str | None = Field(None, description="another router folder than the ensemble's own, such as router-blind")
     sampling: Sampling = Sampling()
 
@@ -91,6 +93,20 @@ def monolith_arms(guidances: Sequence[float], *, sampling: Sampling = Sampling()
     )
 
 
+def student_arms(students: Iterable[str], guidances: Sequence[float], *, sampling: Sampling) -> tuple[Arm, ...]:
+    """Every student at every guidance, sampled as the ensemble is."""
+    return tuple(
+        Arm(
+            name=f"student-{name}-g{guidance:g}",
+            model="student",
+            student=name,
+            sampling=replace(sampling, route=None, guidance=guidance),
+        )
+        for guidance in guidances
+        for name in students
+    )
+
+
 def evaluate(
     run: Store,
     plan: EvaluationPlan,
@@ -100,12 +116,14 @@ def evaluate(
     memory: str | None = None,
     weights: str | None = None,
     npz: bool = False,
+    students: Mapping[str, Store] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`.
 
     `device`, `memory` and `weights` are `load`'s: where the experts go; features are computed on the first device. With
     `npz` the images of every arm are also written as samples/ARM.npz, as ADM's evaluation reads them: uint8 NHWC.
+    `students` are experts without a cluster, wherever they lie, by the names that arms have for them.
     """
     version = open_ensemble(run)
     data = open_reference(run, version.data, "data")
@@ -127,6 +145,8 @@ def evaluate(
             if version.monolith is None:
                 raise UserError(f"{arm.name}: the model of {run} names no monolith to compare with; leave this arm out")
             source = place_of(run, version.monolith)
+        elif arm.student is not None:
+            source = students[arm.student]
         model = opened(source.url, arm.router if arm.model == "ensemble" else None)
 
         def on_step(done: int, total: int) -> None:

@@ -1,0 +1,206 @@
+"""From a run to a student: killed and gone on with, started somewhere, painted with, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.artifacts import Artifact, Store
+from atoll.cli.distill import told_student
+from atoll.convert.model_card import teacher_lines
+from atoll.distill.plan import DistillPlan, student_plan
+from atoll.distill.stage import Desk, Teachers, data_school, distill
+from atoll.distill.start import CHOSEN
+from atoll.ensemble.versions import place_of
+from atoll.islands.expert import ExpertCard, all_licences, load_expert
+from atoll.model import load
+from atoll.models.accounting import flops_forward
+from atoll.process import Kind
+from atoll.training.execution import Execution
+from atoll.training.resources import Resources
+from killed import finish, start
+from runs import atoll
+
+TINY = ["--device", "cpu", "--set", "training.images=512", "--set", "training.batch=32"]
+
+
+@pytest.fixture(scope="module")
+def teachers(tiny_demo: Path) -> Teachers:
+    return Teachers.of(Store.at(tiny_demo))
+
+
+def tiny_plan(teachers: Teachers, **changes: object) -> DistillPlan:
+    plan = student_plan(teachers.orders)
+    training = plan.training.model_copy(update={"images": 128, "batch": 32})
+    return plan.model_copy(update={"training": training, **changes})
+
+
+def test_killed_and_gone_on_with_it_is_the_same_student(tiny_demo: Path, tmp_path: Path) -> None:
+    command = ["distill", str(tiny_demo), *TINY, "--start", "best", "--checkpoint-seconds", "0", "--out"]
+    finish([*command, "unbroken"], tmp_path)
+    process = start([*command, "broken"], tmp_path)
+    state = tmp_path / "broken" / "state"
+    deadline = time.monotonic() + 60
+    while not list(state.glob("*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.is_alive(), (tmp_path / "said.txt").read_text()
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode != 0
+    assert (state / CHOSEN).exists()
+    assert not (tmp_path / "broken" / "manifest.json").exists()
+    finish([*command, "broken"], tmp_path)
+    unbroken, broken = Artifact.open(tmp_path / "unbroken", "expert"), Artifact.open(tmp_path / "broken", "expert")
+    assert broken.digest == unbroken.digest
+    assert not state.exists()
+    finish([*command, "broken"], tmp_path)
+    assert "already there" in (tmp_path / "said.txt").read_text().splitlines()[-1]
+
+
+def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Path, tmp_path: Path) -> None:
+    """Of another depth and objective than its teachers; painted with alone, measured beside them."""
+    plan = tiny_plan(teachers)
+    told = told_student(student_plan(teachers.orders, objective="ddpm"), {}, ["network.depth=1"])
+    plan = told.model_copy(update={"training": plan.training})
+    artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
+    assert artifact is not None
+    expert = load_expert(artifact.store)
+    assert expert.card.kind is Kind.EPSILON
+    assert expert.card.cluster is None
+    assert expert.card.architecture.depth == 1
+    assert [teacher.digest for teacher in expert.card.teachers] == [m.digest for m in teachers.version.serving]
+    assert artifact.manifest.parents["teacher-03"] == teachers.experts[3].digest
+    model = load(tmp_path / "student")
+    assert len(model.generate(["a handwritten one"] * 2, steps=2)) == 2
+
+    results = tmp_path / "results"
+    atoll(
+        *("evaluate", tiny_demo, "--student", tmp_path / "student", "--route", "top-1"),
+        *("-n", "20", "--steps", "2", "--out", results),
+    )
+    arms = {arm["name"]: arm for arm in json.loads((results / "evaluation.json").read_text())["arms"]}
+    assert arms["student-student-g2"]["digest"] == model.digest
+
+
+def test_operations_are_counted(teachers: Teachers, tmp_path: Path) -> None:
+    """By hand: a quarter of the images, three forward passes of the student and one of a teacher for each."""
+    plan = student_plan(teachers.orders)
+    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
+    forward = flops_forward(plan.network)  # all experts of the demo are alike
+    seen = sum(order.training.images for order in teachers.orders)
+    assert school.cost.student == 3 * forward * plan.training.images
+    assert school.cost.teachers == forward * plan.training.images
+    assert school.cost.monolith == 3 * forward * seen
+    assert school.cost.share == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_the_best_teacher_is_the_one_with_the_lowest_error(teachers: Teachers, tmp_path: Path) -> None:
+    """Found again, by measuring every one of them on all validation samples, without the stage."""
+    plan = tiny_plan(teachers, start="best")
+    artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
+    assert artifact is not None
+    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
+    validation = school.validation_of(plan, 10_000)
+    assert validation is not None
+    errors = {}
+    for member in teachers.version.serving:
+        expert = load_expert(place_of(teachers.run, member))
+        errors[member.digest] = validation.measure(expert.network, expert.card, Execution())
+    best = min(errors, key=lambda digest: errors[digest])
+    assert f"expert {best[:12]}" in (load_expert(artifact.store).card.origin or "")
+
+
+def test_an_average_is_weighed_by_samples(teachers: Teachers, tmp_path: Path) -> None:
+    """Two steps of next to no learning rate stay where they began: at the mean of the flow experts."""
+    plan = tiny_plan(teachers, start="average")
+    still = plan.training.model_copy(update={"learning_rate": 1e-12, "images": 64})
+    plan = plan.model_copy(update={"training": still})
+    artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
+    assert artifact is not None
+    sizes = json.loads((tmp_path_of(teachers) / "partition" / "sizes.json").read_text())["clusters"]
+    flow = [m for m in teachers.version.serving if m.objective == "velocity on linear-flow"]
+    total = sum(sizes[m.cluster]["train"] for m in flow)
+    student = load_expert(artifact.store).network.state_dict()
+    experts = {m.cluster: load_expert(place_of(teachers.run, m)).network.state_dict() for m in flow}
+    assert 1 < len(flow) < 8
+    for name, value in student.items():
+        mean = sum(experts[m.cluster][name] * (sizes[m.cluster]["train"] / total) for m in flow)
+        assert isinstance(mean, torch.Tensor)
+        assert torch.allclose(value, mean, atol=1e-5)
+
+
+def tmp_path_of(teachers: Teachers) -> Path:
+    return teachers.run.path
+
+
+def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
+    """A run whose data and partition are gone teaches all the same, on what it paints; and again the same."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("data", "partition", "islands", "samples"))
+    (tmp_path / "prompts.txt").write_text("a handwritten one\n\na handwritten two\n")
+    common = [run, *TINY, "--from-samples", "--prompts", tmp_path / "prompts.txt"]
+    atoll("distill", *common, "--out", tmp_path / "student")
+    atoll("distill", *common, "--out", tmp_path / "again")
+    assert Artifact.open(tmp_path / "student").digest == Artifact.open(tmp_path / "again").digest
+    assert "router" in Artifact.open(tmp_path / "student").manifest.parents
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--start", "nowhere"], "--start nowhere: use one of random, best, average"),
+        (["--prompts", "prompts.txt"], "--prompts: has a meaning with --from-samples only"),
+        (["--from-samples"], "--from-samples: these experts read text; give --prompts"),
+        (["--start", "average", "--set", "network.depth=1"], "--start average: 0 of the experts"),
+        (["--objective", "x"], "--objective x: not known; use ddpm or flow"),
+        (["--set", "network.dept=1"], "did you mean network.depth"),
+        (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    arguments: list[str], said: str, tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from atoll.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["distill", str(tiny_demo), "--out", str(tmp_path / "student"), *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "student").exists()
+
+
+def test_every_licence_is_named_once() -> None:
+    assert all_licences(["MIT", None, "CC-BY-4.0", "MIT"]) == "MIT AND CC-BY-4.0"
+    assert all_licences([None, ""]) is None
+
+
+def test_a_card_names_teachers_and_their_licences(teachers: Teachers) -> None:
+    """Experts of two people under two licences: both are the student's, and stand in the card people read."""
+    said = {0: "MIT", 1: "CC-BY-4.0", 2: "MIT"}
+    experts = {
+        k: replace(expert, card=expert.card.model_copy(update={"licence": said.get(k)}))
+        for k, expert in teachers.experts.items()
+    }
+    card = replace(teachers, experts=experts).card(tiny_plan(teachers), None)
+    assert card.licence == "MIT AND CC-BY-4.0"
+    assert [(teacher.cluster, teacher.licence) for teacher in card.teachers[:3]] == list(said.items())
+    about = {"components": ["expert_00"], "experts": [{"teachers": [t.model_dump() for t in card.teachers]}]}
+    lines = teacher_lines(about)
+    assert f"- cluster 1: `{experts[1].digest}`, licence CC-BY-4.0" in lines
+    assert f"- cluster 3: `{experts[3].digest}`, licence not said" in lines
+
+
+def test_cards_without_teachers_are_as_they_were(teachers: Teachers) -> None:
+    """The digests of experts that are there must not change."""
+    card = teachers.experts[0].card
+    assert "teachers" not in card.model_dump(mode="json")
+    assert ExpertCard.model_validate_json(card.model_dump_json()) == card

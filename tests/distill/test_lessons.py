@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 
 from atoll.artifacts import Store
 from atoll.distill.lessons import TRAJECTORIES, DataLessons, OwnExperts, Questions, SampledLessons, taught
-from atoll.distill.plan import student_plan
+from atoll.distill.plan import DistillPlan, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school
+from atoll.ensemble.engine import ExpertEngine
+from atoll.ensemble.groups import Group
 from atoll.ensemble.mixture import Mixture
+from atoll.ensemble.residency import Slot
 from atoll.ensemble.versions import place_of
 from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.islands.expert import load_expert
@@ -29,6 +33,7 @@ from atoll.process import (
     convert,
     noisy,
 )
+from atoll.training.machines import GIB
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources
 from gaussian_world import WORLD, name, relative_error
@@ -41,7 +46,13 @@ TEACHERS: list[tuple[Schedule, Kind]] = [
     (EDM(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
-STUDENTS = [(LinearFlow(), Kind.VELOCITY), (CosineVP(), Kind.EPSILON), (EDM(), Kind.X0), (LinearFlow(), Kind.X0)]
+STUDENTS = [
+    (LinearFlow(), Kind.VELOCITY),
+    (CosineVP(), Kind.EPSILON),
+    (EDM(), Kind.X0),
+    (LinearFlow(), Kind.X0),
+    (CosineVP(), Kind.V),
+]
 TRAINING = Training(images=4096, batch=100, learning_rate=1e-3, ema_images=100, seed=3)
 
 
@@ -86,16 +97,50 @@ def test_a_group_at_a_time_is_as_one_by_one(tmp_path: Path) -> None:
             assert (together[here] - alone).abs().max() <= 1e-6 * alone.abs().max() + 1e-6
 
 
+def test_a_teacher_runs_once_for_a_batch(tiny_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order of the samples, and however many micro-batches the student makes of it."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    asked: list[tuple[int, int]] = []
+    answers = ExpertEngine._answer
+
+    def counted(self: ExpertEngine, slot: Slot, group: Group) -> torch.Tensor:
+        asked.append((group.expert, group.count))
+        return answers(self, slot, group)
+
+    monkeypatch.setattr(ExpertEngine, "_answer", counted)
+    data_school(teachers, plan, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons.draw(0, 200, slice(0, 200))
+    assert sorted(expert for expert, _ in asked) == list(range(8))
+    assert sum(rows for _, rows in asked) == 200
+
+
+def test_teachers_that_take_turns_say_the_same(tiny_demo: Path) -> None:
+    """With memory for two of the eight, as in sampling."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    desk = Desk.at(Resources("cpu"), tiny_demo / "nowhere")
+    narrow = replace(desk, placement=replace(desk.placement, memory=1e6 / GIB))
+    roomy, turns = (data_school(teachers, plan, each).lessons for each in (desk, narrow))
+    assert isinstance(turns, DataLessons)
+    (engine,) = {expert.engine for expert in turns.experts.experts}  # type: ignore[attr-defined]
+    assert len(engine.residency.slots) == 2
+    together, one_by_one = (lessons.draw(0, 64, slice(0, 64)) for lessons in (roomy, turns))
+    assert all(torch.equal(together[name], one_by_one[name]) for name in together)
+
+
+def tiny_teachers(run: Path) -> tuple[Teachers, DistillPlan]:
+    teachers = Teachers.of(Store.at(run))
+    return teachers, student_plan(teachers.orders, objective="ddpm")
+
+
 def test_lessons_of_a_real_run_are_its_experts_own_answers(tiny_demo: Path) -> None:
-    """States are noisy samples; by the label in the data's own files each is answered by its cluster's expert."""
-    teachers = Teachers.of(Store.at(tiny_demo))
-    plan = student_plan(teachers.orders, objective="ddpm")
+    """States are noisy samples, some without their prompt; each is answered by the expert of its own cluster."""
+    teachers, plan = tiny_teachers(tiny_demo)
     school = data_school(teachers, plan, Desk.at(Resources("cpu"), tiny_demo / "nowhere"))
     lessons = school.lessons
     assert isinstance(lessons, DataLessons)
     whole = lessons.draw(64, 48, slice(0, 48))
     part = lessons.draw(64, 48, slice(10, 30))
     assert all(torch.allclose(part[key], whole[key][10:30], atol=1e-5) for key in whole)
+    assert 0 < int(whole["dropped"].sum()) < 24
 
     clusters = asked_clusters(lessons, 64, 48)
     assert len(clusters.unique()) > 3
@@ -142,7 +187,7 @@ class Still:
 def sampled(objective: Objective, steps: int = 20) -> SampledLessons:
     """Lessons on the trajectories of an ideal ensemble in six dimensions."""
     mixture = Mixture(exact_teachers(), ExactRouter(WORLD))
-    questions = Questions(Condition(labels=torch.tensor([0, 1])), CPU)
+    questions = Questions(2, lambda numbers: Condition(labels=torch.tensor(numbers)), CPU)
     return SampledLessons(objective, TRAINING, mixture, questions, (6, 1, 1), steps, CPU)
 
 

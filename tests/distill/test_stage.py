@@ -12,20 +12,24 @@ import pytest
 import torch
 
 from atoll.artifacts import Artifact, Store
+from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
+from atoll.data.space import LatentSpace
 from atoll.distill.plan import DistillPlan, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school, distill
 from atoll.distill.start import CHOSEN
+from atoll.ensemble.changes import remove_expert
+from atoll.ensemble.status import stages
 from atoll.ensemble.versions import place_of
-from atoll.islands.expert import ExpertCard, all_licences, load_expert
+from atoll.islands.expert import ExpertCard, all_licences, load_expert, write_expert
 from atoll.model import load
 from atoll.models.accounting import flops_forward
-from atoll.process import Kind
+from atoll.models.dit import DiT, DiTConfig
+from atoll.process import Kind, LinearFlow
 from atoll.training.execution import Execution
 from atoll.training.resources import Resources
 from killed import finish, start
-from runs import atoll
 
 TINY = ["--device", "cpu", "--set", "training.images=512", "--set", "training.batch=32"]
 
@@ -41,9 +45,11 @@ def tiny_plan(teachers: Teachers, **changes: object) -> DistillPlan:
     return plan.model_copy(update={"training": training, **changes})
 
 
-def test_killed_and_gone_on_with_it_is_the_same_student(tiny_demo: Path, tmp_path: Path) -> None:
+def test_killed_and_gone_on_with_it_is_the_same_student(
+    tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["distill", str(tiny_demo), *TINY, "--start", "best", "--checkpoint-seconds", "0", "--out"]
-    finish([*command, "unbroken"], tmp_path)
+    main([*command, str(tmp_path / "unbroken")])
     process = start([*command, "broken"], tmp_path)
     state = tmp_path / "broken" / "state"
     deadline = time.monotonic() + 60
@@ -60,8 +66,8 @@ def test_killed_and_gone_on_with_it_is_the_same_student(tiny_demo: Path, tmp_pat
     unbroken, broken = Artifact.open(tmp_path / "unbroken", "expert"), Artifact.open(tmp_path / "broken", "expert")
     assert broken.digest == unbroken.digest
     assert not state.exists()
-    finish([*command, "broken"], tmp_path)
-    assert "already there" in (tmp_path / "said.txt").read_text().splitlines()[-1]
+    main([*command, str(tmp_path / "broken")])
+    assert "already there" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Path, tmp_path: Path) -> None:
@@ -80,13 +86,57 @@ def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Pa
     model = load(tmp_path / "student")
     assert len(model.generate(["a handwritten one"] * 2, steps=2)) == 2
 
-    results = tmp_path / "results"
-    atoll(
-        *("evaluate", tiny_demo, "--student", tmp_path / "student", "--route", "top-1"),
-        *("-n", "20", "--steps", "2", "--out", results),
-    )
-    arms = {arm["name"]: arm for arm in json.loads((results / "evaluation.json").read_text())["arms"]}
+    painted = ["--route", "top-1", "-n", "20", "--steps", "2", "--threads", "1", "--out", str(tmp_path / "results")]
+    main(["evaluate", str(tiny_demo), "--student", str(tmp_path / "student"), *painted])
+    arms = {arm["name"]: arm for arm in json.loads((tmp_path / "results" / "evaluation.json").read_text())["arms"]}
     assert arms["student-student-g2"]["digest"] == model.digest
+    assert "student student, guidance 2" in (tmp_path / "results" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_student_paints_the_same_as_a_diffusers_pipeline(teachers: Teachers, tmp_path: Path) -> None:
+    """Exported, and read back by atoll; its card names who taught it."""
+    distill(teachers.run, tmp_path / "student", tiny_plan(teachers), resources=Resources("cpu"))
+    main(["export", str(tmp_path / "student"), "--to", "diffusers", "--out", str(tmp_path / "folder")])
+    here, there = load(tmp_path / "student"), load(tmp_path / "folder")
+    images = [model.generate(["a handwritten one"] * 2, steps=2, seed=5) for model in (here, there)]
+    assert [image.tobytes() for image in images[0]] == [image.tobytes() for image in images[1]]
+    card = (tmp_path / "folder" / "README.md").read_text()
+    assert "# One dense diffusion model of 8 experts that never met" in card
+    assert all(member.digest in card for member in teachers.version.serving)
+
+
+def test_a_students_classes_have_names(tmp_path: Path) -> None:
+    """A model of its own is asked for a class by name, as the ensemble it comes from."""
+    network = DiTConfig(latent=(1, 4, 4), patch=4, width=8, depth=1, heads=1, condition="labels", classes=3)
+    card = ExpertCard(
+        architecture=network,
+        schedule=LinearFlow(),
+        kind=Kind.VELOCITY,
+        latent=LatentSpace(autoencoder="pixels", shape=(1, 4, 4), mean=(0.0,), std=(1.0,)),
+        images=0,
+        class_names=("cat", "dog", "owl"),
+    )
+    write_expert(tmp_path / "student", DiT(network).state_dict(), card, [], {})
+    condition = load(tmp_path / "student", device="cpu").condition(["a photo of an owl", 0])
+    assert condition is not None
+    assert condition.labels is not None
+    assert condition.labels.tolist() == [2, 0]
+
+
+def test_status_knows_students(teachers: Teachers, tiny_demo: Path, tmp_path: Path) -> None:
+    """In a folder of its own, and in the run whose experts taught it, until others serve there."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("islands", "samples"))
+    distill(Store.at(run), run / "distilled", tiny_plan(teachers), resources=Resources("cpu"))
+    (alone,) = stages(Store.at(run / "distilled"))
+    assert alone.what.endswith("a student of 8 experts, licence not said")
+    beside = {stage.name: stage for stage in stages(Store.at(run))}["distilled"]
+    assert (beside.digest, beside.next) == (alone.digest, "")
+    remove_expert(Store.at(run), 0)
+    beside = {stage.name: stage for stage in stages(Store.at(run))}["distilled"]
+    assert "others serve now" in beside.what
+    assert beside.next.startswith("atoll distill")
 
 
 def test_operations_are_counted(teachers: Teachers, tmp_path: Path) -> None:
@@ -145,9 +195,9 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("data", "partition", "islands", "samples"))
     (tmp_path / "prompts.txt").write_text("a handwritten one\n\na handwritten two\n")
-    common = [run, *TINY, "--from-samples", "--prompts", tmp_path / "prompts.txt"]
-    atoll("distill", *common, "--out", tmp_path / "student")
-    atoll("distill", *common, "--out", tmp_path / "again")
+    common = ["distill", str(run), *TINY, "--from-samples", "--prompts", str(tmp_path / "prompts.txt")]
+    main([*common, "--out", str(tmp_path / "student")])
+    main([*common, "--out", str(tmp_path / "again")])
     assert Artifact.open(tmp_path / "student").digest == Artifact.open(tmp_path / "again").digest
     assert "router" in Artifact.open(tmp_path / "student").manifest.parents
 
@@ -162,19 +212,46 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
         (["--objective", "x"], "--objective x: not known; use ddpm or flow"),
         (["--set", "network.dept=1"], "did you mean network.depth"),
         (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
+        (["--from-samples", "--start", "best", "--prompts", __file__], "--start best: is measured on data"),
+        (
+            ["--from-samples", "--route", "oracle", "--prompts", __file__],
+            "route 'oracle' needs the true cluster",
+        ),
+        (["--from-samples", "--prompts", __file__], "unknown word 'from'"),
+        (["--memory", "8GB", "--device", "cpu"], "--memory: means a CUDA card's memory, and cpu is none"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
     arguments: list[str], said: str, tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from atoll.cli import main
+    assert said in refused(["distill", str(tiny_demo), "--out", str(tmp_path / "student"), *arguments], capsys)
+    assert not (tmp_path / "student").exists()
 
+
+def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line in which a verb says what is wrong."""
     with pytest.raises(SystemExit) as ended:
-        main(["distill", str(tiny_demo), "--out", str(tmp_path / "student"), *arguments])
+        main(command)
     assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_run_that_lacks_something(
+    teachers: Teachers, tiny_demo: Path, planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No experts yet; the data gone; an expert that does not serve any more; one that is damaged."""
+    student = ["--device", "cpu", "--out", str(tmp_path / "student")]
+    assert "no expert serves cluster 0, so nobody can teach it" in refused(["distill", str(planned), *student], capsys)
+    run = tmp_path / "run"
+    shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("data", "islands", "samples"))
+    assert "--from-samples needs no data" in refused(["distill", str(run), *student], capsys)
+    third = teachers.version.serving[3]
+    weights = run / third.path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert third.path in refused(["distill", str(run), *student], capsys)
+    remove_expert(Store.at(run), 3)
+    assert "no expert serves cluster 3" in refused(["distill", str(run), *student], capsys)
     assert not (tmp_path / "student").exists()
 
 

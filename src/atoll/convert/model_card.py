@@ -68,14 +68,17 @@ def front_matter(about: Mapping[str, Any]) -> str:
 
 
 def title(about: Mapping[str, Any]) -> str:
-    count = len(about["experts"])
-    return "One diffusion expert" if count == 1 else f"One diffusion model of {count} experts that never met"
+    count, learned_of = len(about["experts"]), len(about["experts"][0].get("teachers") or ())
+    if count > 1:
+        return f"One diffusion model of {count} experts that never met"
+    return f"One dense diffusion model of {learned_of} experts that never met" if learned_of else "One diffusion expert"
 
 
 def opening(about: Mapping[str, Any]) -> str:
     size = " x ".join(str(side) for side in about["data"]["pixels"])
     if len(about["experts"]) == 1:
-        return f"A diffusion transformer for images of {size} pixels, trained with Atoll."
+        learned = ", taught by experts of one cluster of the data each" if about["experts"][0].get("teachers") else ""
+        return f"A diffusion transformer for images of {size} pixels, trained with Atoll{learned}."
     return (
         f"Each expert was trained alone on one cluster of the data, with an objective of its own. A router fuses them "
         f"at every step. Images of {size} pixels. Made with Atoll."

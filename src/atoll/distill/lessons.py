@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -110,18 +110,19 @@ class DataLessons:
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """What an ensemble may be asked to paint: one condition for each of P prompts or classes, or none."""
+    """What an ensemble may be asked to paint: `count` prompts or classes, made conditions when they are drawn."""
 
-    condition: Condition | None
+    count: int
+    condition: Callable[[list[int]], Condition]  # of those with these numbers
     device: torch.device
 
     def drawn(self, count: int, dropout: float, numbers: torch.Generator) -> Condition:
         """`count` of them at random, some dropped."""
-        dropped = (torch.rand(count, generator=numbers, dtype=torch.float64) < dropout).to(self.device)
-        if self.condition is None:
-            return Condition(dropped=torch.ones_like(dropped))
-        rows = torch.randint(len(self.condition), (count,), generator=numbers).to(self.device)
-        return self.condition[rows].drop(dropped)
+        dropped = torch.rand(count, generator=numbers, dtype=torch.float64) < dropout
+        chosen = torch.randint(max(1, self.count), (count,), generator=numbers).tolist()
+        if self.count == 0:  # nothing is read, as in the data's own batches
+            return Condition(dropped=torch.ones(count, dtype=torch.bool, device=self.device))
+        return self.condition(chosen).to(self.device).drop(dropped.to(self.device))
 
 
 TRAJECTORIES = 64  # walked at once; their states are shuffled

@@ -71,7 +71,9 @@ class Cost(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     student: int
     teachers: int
-    monolith: int | None = Field(None, description="of one that sees as many images as all experts together")
+    monolith: int | None = Field(
+        None, description="of one as large as the largest expert, that sees as many images as all of them together"
+    )
 
     @property
     def share(self) -> float | None:
@@ -85,12 +87,12 @@ class Cost(BaseModel):
 
 def cost_of(plan: DistillPlan, per_image: float, orders: Sequence[Order]) -> Cost:
     """The cost of a plan whose teachers take `per_image` operations for the answer to one state."""
-    training = 3 * flops_forward(plan.network)
     seen = sum(order.training.images for order in orders)
+    largest = max((flops_forward(order.architecture) for order in orders), default=0)
     return Cost(
-        student=training * plan.training.images,
+        student=3 * flops_forward(plan.network) * plan.training.images,
         teachers=round(per_image * plan.training.images),
-        monolith=training * seen if orders else None,
+        monolith=3 * largest * seen if orders else None,
     )
 
 

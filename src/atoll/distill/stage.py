@@ -8,7 +8,7 @@ trajectories.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +20,8 @@ from ..data.shards import ResidentSamples
 from ..data.text import text_encoder
 from ..ensemble.checks import Checks
 from ..ensemble.load import Ensemble, check_digest, load_ensemble
-from ..ensemble.placing import OpenedExpert, Placed, Placement, open_expert
-from ..ensemble.routes import Oracle, TopK, parse_route
+from ..ensemble.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
+from ..ensemble.routes import TopK, parse_route
 from ..ensemble.signatures import check_signed
 from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
 from ..ensemble.weights import Precision
@@ -36,12 +36,12 @@ from ..router.learning import ClusteredSamples
 from ..training.checkpoints import saved_execution
 from ..training.execution import device_name, named_or_best
 from ..training.loop import Progress, Watch, averaged, fit
-from ..training.machines import GIB, reachable
+from ..training.machines import GIB, reachable, stay_within
 from ..training.resources import Choice, Resources, usable
 from ..training.seeds import seed_from
-from ..training.team import leads_its_team, placed_on
+from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
-from .lessons import DataLessons, Lessons, OwnExperts, Questions, SampledLessons
+from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons
 from .plan import Cost, DistillPlan, cost_of, mean_forward
 from .start import MOST_MEASURED, Candidate, Start, able, average_start, best_start
 
@@ -95,6 +95,7 @@ class Teachers:
             partition=self.version.partition.digest,
             licence=all_licences(licences),
             teachers=named,
+            class_names=self.version.class_names,
         )
 
 
@@ -111,10 +112,18 @@ class Desk:
         saved = saved_execution(state)
         before = saved.device if saved is not None and usable(saved.device) else None
         device = torch.device(placed_on(named_or_best(resources.wanted_device or before)))
+        resources.check_memory_of(str(device))
         if device.type != "cuda":
             return Desk(device, Placement((device,), graphs=False), "float32")
+        stay_within(device, resources.memory)
         room = min(reachable(device), resources.memory or float("inf"))
         return Desk(device, Placement((device,), TEACHERS_SHARE * room, graphs=False), "bfloat16")
+
+    def at_work(self, experts: Iterable[OpenedExpert], rows: int) -> float:
+        """GiB of a card in which experts answer to so many rows, whoever of them is asked for how many."""
+        if self.device.type != "cuda":
+            return 0.0
+        return max(answering_bytes(expert.card.architecture, rows, self.precision) for expert in experts) / GIB
 
 
 def distill(
@@ -137,11 +146,11 @@ def distill(
     if (done := finished(out, parents, MADE_BY)) is not None:
         return done
     state, leads = out / "state", leads_its_team()
+    desk = Desk.at(resources, state)
     with only_one(state) if leads else nullcontext():
         if (done := finished(out, parents, MADE_BY)) is not None:  # by a process that held the lock until now
             return done
         log = Log(out / "log.jsonl", watch) if leads else Silence()
-        desk = Desk.at(resources, state)
         school = sampled_school(teachers, plan, desk) if plan.states == "samples" else data_school(teachers, plan, desk)
         choice = choose(resources, plan, school, desk, state)
         for note in (choice.said and f"computing: {choice.said}", school.cost.sentence()):
@@ -167,6 +176,7 @@ def distill(
             checkpoint_seconds=checkpoint_seconds,
             watch=log,
             smaller=choice.smaller,
+            doubt=school.doubt,
         )
         if not fitted.leads:
             return None
@@ -194,6 +204,11 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
         raise UserError(f"network.latent {plan.network.latent}: the experts' latents are {version.latent.shape}")
     able(teachers.candidates(dict.fromkeys(teachers.experts, 1)), plan)
     if plan.states == "data":
+        try:
+            open_reference(teachers.run, version.data, "data")
+            open_reference(teachers.run, version.partition, "partition")
+        except UserError as error:
+            raise UserError(f"{error}; --from-samples needs no data") from error
         return
     if plan.start == "best":
         raise UserError("--start best: is measured on data; with --from-samples use average, or leave it out")
@@ -201,8 +216,8 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
         raise UserError("--from-samples: these experts read text; give --prompts FILE with a prompt in each line")
     if version.text is None and plan.prompts:
         raise UserError("--prompts: these experts read no text; leave it out")
-    if isinstance(parse_route(plan.route or version.route), Oracle):
-        raise UserError("--route oracle: knows the clusters of real samples only; use another with --from-samples")
+    if version.text is not None and version.text.kind == "words":
+        text_encoder(version.text).encode(plan.prompts)  # every word must be one that they know
 
 
 def parents_of(plan: DistillPlan, teachers: Teachers) -> dict[str, str]:
@@ -225,6 +240,8 @@ class School:
     card: ExpertCard
     cost: Cost
     sizes: Mapping[int, int]  # training samples by cluster
+    doubt: str | None  # what is wrong with the fused kernels for the teachers
+    at_work: float  # GiB in which they answer
     clustered: ClusteredSamples | None = None
     validation: Validation | None = None
 
@@ -257,7 +274,15 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     lessons = DataLessons(plan.objective, plan.training, clustered, experts, tuple(version.latent.shape), desk.device)
     per_image = mean_forward({k: e.card.architecture for k, e in teachers.experts.items()}, sizes)
     cost = cost_of(plan, per_image, teachers.orders)
-    school = School(lessons, teachers.card(plan, data), cost, sizes, clustered)
+    school = School(
+        lessons,
+        teachers.card(plan, data),
+        cost,
+        sizes,
+        placed.doubt(desk.precision),
+        desk.at_work(teachers.experts.values(), -(-plan.training.batch // team_size())),
+        clustered,
+    )
     school.validation = school.validation_of(plan, MOST_SAMPLES)
     return school
 
@@ -280,7 +305,14 @@ def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     )
     asked = route.k if isinstance(route, TopK) else len(teachers.experts)
     cost = cost_of(plan, per_state(ensemble, asked, plan.steps), teachers.orders)
-    return School(lessons, teachers.card(plan, None), cost, dict.fromkeys(teachers.experts, 1))
+    return School(
+        lessons,
+        teachers.card(plan, None),
+        cost,
+        dict.fromkeys(teachers.experts, 1),
+        ensemble.placed.doubt(desk.precision, ensemble.router.card.architecture.trunk),
+        desk.at_work(ensemble.experts, TRAJECTORIES),
+    )
 
 
 def per_state(ensemble: Ensemble, asked: int, steps: int) -> float:
@@ -291,22 +323,31 @@ def per_state(ensemble: Ensemble, asked: int, steps: int) -> float:
 
 def questions_of(teachers: Teachers, plan: DistillPlan, device: torch.device) -> Questions:
     """What to ask for: the plan's prompts, or every class alike."""
-    text, network = teachers.version.text, next(iter(teachers.experts.values())).card.architecture
-    if text is not None:
-        encoded = text_encoder(text, str(device)).encode(list(plan.prompts))
-        return Questions(Condition(**{name: value.clone().to(device) for name, value in encoded.items()}), device)
-    if network.classes is None:
-        return Questions(None, device)
-    return Questions(Condition(labels=torch.arange(network.classes, device=device)), device)
+    text, classes = teachers.version.text, next(iter(teachers.experts.values())).card.architecture.classes
+    if text is None:
+        return Questions(classes or 0, lambda numbers: Condition(labels=torch.tensor(numbers)), device)
+    encoder = text_encoder(text, str(device))
+
+    def read(numbers: list[int]) -> Condition:
+        encoded = encoder.encode([plan.prompts[number] for number in numbers])
+        # an encoder answers with inference tensors, which cannot be trained on
+        return Condition(**{name: value.clone() for name, value in encoded.items()})
+
+    return Questions(len(plan.prompts), read, device)
 
 
 def choose(resources: Resources, plan: DistillPlan, school: School, desk: Desk, state: Path) -> Choice:
     """How the student is computed, in the memory that its teachers leave."""
-    left = resources
-    if resources.memory is not None and desk.device.type == "cuda":
-        left = replace(resources, memory=resources.memory - torch.cuda.memory_allocated(desk.device) / GIB)
+    left, taken, saved = resources, 0.0, saved_execution(state)
+    if desk.device.type == "cuda" and (saved is None or resources.memory is not None):
+        taken = torch.cuda.memory_allocated(desk.device) / GIB + school.at_work
+        room = min(reachable(desk.device), resources.memory or float("inf"))
+        left = replace(resources, memory=max(0.0, room - taken))
     samples = 0 if school.clustered is None else school.clustered.shards.nbytes()
-    choice = left.choose(account(plan.network), plan.training, samples, saved_execution(state))
+    try:
+        choice = left.choose(account(plan.network), plan.training, samples, saved)
+    except UserError as error:
+        raise UserError(f"beside its teachers, which take {taken:.1f} GiB: {error}") from error
     return replace(choice, limit=resources.memory)
 
 

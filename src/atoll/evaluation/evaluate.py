@@ -102,8 +102,8 @@ def student_arms(students: Iterable[str], guidances: Sequence[float], *, samplin
             student=name,
             sampling=replace(sampling, route=None, guidance=guidance),
         )
-        for guidance in guidances
         for name in students
+        for guidance in guidances
     )
 
 
@@ -136,7 +136,9 @@ def evaluate(
     def opened(place: str, router: str | None) -> Model:
         if (place, router) not in kept:
             kept.clear()  # arms of one model follow each other, and two models may be too large for a card
-            kept[place, router] = load(place, router=router, device=device, memory=memory, weights=weights)
+            model = load(place, router=router, device=device, memory=memory, weights=weights)
+            # prompts are the data's names of classes, and an expert alone may know numbers only
+            kept[place, router] = replace(model, class_names=version.class_names)
         return kept[place, router]
 
     def measured(arm: Arm) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ..process import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..training.result import load_network, read_card, write_result
 
 KIND = "expert"
+STUDENTS_ONLY = ("teachers", "class_names")  # fields of a card that are not written where there are none
 
 
 class Teacher(BaseModel):
@@ -53,14 +54,13 @@ class ExpertCard(BaseModel):
     origin: str | None = Field(None, description="what its weights started from, if not from random numbers")
     licence: str | None = None
     teachers: tuple[Teacher, ...] = Field((), description="experts it was distilled from")
+    class_names: tuple[str, ...] | None = Field(None, description="of labels by number, for one that is a whole model")
 
     @model_serializer(mode="wrap")
-    def _without_teachers_as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Cards had no such field once, and experts are known by their digests."""
+    def _as_ever_without_teachers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Cards had no such fields once, and experts are known by their digests."""
         content: dict[str, Any] = handler(self)
-        if not self.teachers:
-            content.pop("teachers", None)
-        return content
+        return {name: value for name, value in content.items() if value or name not in STUDENTS_ONLY}
 
 
 def all_licences(licences: Iterable[str | None]) -> str | None:

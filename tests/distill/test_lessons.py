@@ -83,6 +83,24 @@ def test_exact_teachers_of_any_objective_give_the_exact_target(schedule: Schedul
         assert relative_error(target[mine], truth).max() < 1e-7
 
 
+@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
+def test_the_mean_lesson_is_what_the_whole_world_says(schedule: Schedule, kind: Kind) -> None:
+    """A state may come from any cluster, by p(k | x, t, c): the mean of its targets, what a squared error finds, is
+    the answer of the whole world, with the condition and without it."""
+    numbers = torch.Generator().manual_seed(2)
+    x0, component = WORLD.sample(100, numbers)
+    t = 0.02 + 0.9 * torch.rand(100, generator=numbers, dtype=torch.float64)
+    x = noisy(schedule, x0, torch.randn(x0.shape, generator=numbers, dtype=torch.float64), t)
+    condition = Condition(labels=WORLD.labels[component], dropped=torch.rand(100, generator=numbers) < 0.3)
+    known = WORLD.posterior(x, t, schedule, condition)
+
+    objective, experts = Objective(schedule=schedule, kind=kind), OwnExperts(exact_teachers())
+    targets = [taught(experts.about(torch.full((100,), k)), objective, x, t, condition) for k in range(4)]
+    mean = (torch.stack(targets, -1) * known.clusters[:, None, :]).sum(-1)
+    truth = combine(kind, schedule, t, known.x0, known.eps).value
+    assert relative_error(mean, truth).max() < 1e-7
+
+
 def test_a_group_at_a_time_is_as_one_by_one(tmp_path: Path) -> None:
     """Each teacher runs once, on its own rows, in whatever order they come."""
     places = write_experts(tmp_path)

@@ -27,7 +27,7 @@ def distill(
     run: Annotated[str, typer.Argument(help="The run whose experts are the teachers")],
     out: Annotated[str, typer.Option(help="Folder for the student; work in progress lies in its state/")],
     objective: Annotated[
-        str | None, typer.Option(help="What the student learns by: flow or ddpm, whatever its teachers did")
+        str | None, typer.Option(help="What the student learns by: flow or ddpm, whatever its teachers did; or --set")
     ] = None,
     start: Annotated[
         str, typer.Option(help="Begin at random weights, at the best expert's, or at the experts' average")
@@ -74,6 +74,8 @@ def distill(
       atoll distill runs/demo --out student --start best --set training.images=96000
 
       atoll distill runs/demo --out student --objective ddpm --set network.depth=4
+
+      atoll distill runs/demo --out student --set objective.schedule.name=edm --set objective.kind=x0
 
       atoll distill runs/demo --out student --from-samples --prompts prompts.txt
 

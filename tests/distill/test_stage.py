@@ -45,10 +45,13 @@ def tiny_plan(teachers: Teachers, **changes: object) -> DistillPlan:
     return plan.model_copy(update={"training": training, **changes})
 
 
+@pytest.mark.parametrize("states", ["data", pytest.param("samples", marks=pytest.mark.slow)])
 def test_killed_and_gone_on_with_it_is_the_same_student(
-    tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    states: str, tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["distill", str(tiny_demo), *TINY, "--start", "best", "--checkpoint-seconds", "0", "--out"]
+    (tmp_path / "prompts.txt").write_text("a handwritten one\na handwritten two\n")
+    how = ["--start", "best"] if states == "data" else ["--from-samples", "--prompts", str(tmp_path / "prompts.txt")]
+    command = ["distill", str(tiny_demo), *TINY, *how, "--checkpoint-seconds", "0", "--out"]
     main([*command, str(tmp_path / "unbroken")])
     process = start([*command, "broken"], tmp_path)
     state = tmp_path / "broken" / "state"
@@ -60,7 +63,7 @@ def test_killed_and_gone_on_with_it_is_the_same_student(
     process.kill()
     process.join()
     assert process.exitcode != 0
-    assert (state / CHOSEN).exists()
+    assert (state / CHOSEN).exists() == (states == "data")
     assert not (tmp_path / "broken" / "manifest.json").exists()
     finish([*command, "broken"], tmp_path)
     unbroken, broken = Artifact.open(tmp_path / "unbroken", "expert"), Artifact.open(tmp_path / "broken", "expert")
@@ -212,6 +215,7 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
         (["--objective", "x"], "--objective x: not known; use ddpm or flow"),
         (["--set", "network.dept=1"], "did you mean network.depth"),
         (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
+        (["--set", "network.vocabulary=5"], "what its teachers read, and they have 12"),
         (["--from-samples", "--start", "best", "--prompts", __file__], "--start best: is measured on data"),
         (
             ["--from-samples", "--route", "oracle", "--prompts", __file__],

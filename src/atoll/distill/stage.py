@@ -46,6 +46,7 @@ from .plan import Cost, DistillPlan, cost_of, mean_forward
 from .start import MOST_MEASURED, Candidate, Start, able, average_start, best_start
 
 MADE_BY = "plan or other teachers"
+READ = ("condition", "classes", "vocabulary", "text_width", "text_length")  # of an architecture: what it is asked with
 TEACHERS_SHARE = 0.5  # of a card's memory that experts may take; the student trains in the rest
 
 
@@ -202,6 +203,12 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
     version = teachers.version
     if tuple(plan.network.latent) != tuple(version.latent.shape):
         raise UserError(f"network.latent {plan.network.latent}: the experts' latents are {version.latent.shape}")
+    for name in READ:
+        asked = getattr(plan.network, name)
+        theirs = {getattr(expert.card.architecture, name) for expert in teachers.experts.values()}
+        if asked not in theirs:
+            known = " or ".join(map(str, theirs))
+            raise UserError(f"network.{name} {asked}: a student reads what its teachers read, and they have {known}")
     able(teachers.candidates(dict.fromkeys(teachers.experts, 1)), plan)
     if plan.states == "data":
         try:

@@ -452,12 +452,13 @@ def load(
     artifact = find(store)
     if artifact is not None and artifact.manifest.kind == EXPERT:
         alone = load_alone(store, placement)
-        return Model(alone, alone.card.latent, alone.card.text, rounded(alone.digest, placement), placement.device)
+        card, digest = alone.card, rounded(alone.digest, placement)
+        return Model(alone, card.latent, card.text, digest, placement.device, card.class_names)
     if is_release(store):
         if router is not None:
             raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
         made = read_release(store, placement)
-        names = made.body.version.class_names if isinstance(made.body, Ensemble) else None
+        names = made.body.version.class_names if isinstance(made.body, Ensemble) else made.body.card.class_names
         return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
     signers = None if organisers is None else Path(organisers).read_bytes()
     ensemble = load_ensemble(store, router, placement, signers)

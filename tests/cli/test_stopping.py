@@ -24,6 +24,7 @@ AT_WORK = {
     "partition": ("partition run/data -k 3 --out run/other", "run/.other.partial"),
     "train": ("train run/orders-long/00.json --out expert --device cpu", "expert/log.jsonl"),
     "router": ("router run --blind --out r --set training.images=400000 --device cpu", "r/state/.lock"),
+    "distill": ("distill run --out s --set training.images=400000 --device cpu", "s/state/.lock"),
     "sample": (f"sample run {PAINT} --out painted", "painted/calls/.lock"),
     "evaluate": ("evaluate run -n 4000 --steps 2000 --threads 1 --out results", ""),
 }

@@ -70,7 +70,7 @@ def test_a_start_of_another_objective_is_trained_through_the_bridge(
     x0, eps = (torch.randn(64, *order.latent.shape, generator=numbers) for _ in range(2))
     t = torch.linspace(0.1, 0.8, 64, dtype=torch.float64)
     condition = Condition(tokens=torch.zeros(64, 3, dtype=torch.int64), mask=torch.ones(64, 3, dtype=torch.bool))
-    answer = as_learned(old.network, old.card, order)(order.objective.noisy(x0, eps, t), t, condition)
+    answer = as_learned(old.network, old.card, order.objective)(order.objective.noisy(x0, eps, t), t, condition)
     torch.testing.assert_close(
         order.objective.loss(answer, x0, eps, t), velocity_error(old.denoiser(LinearFlow()), x0, eps, t, condition)
     )

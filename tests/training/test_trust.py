@@ -146,6 +146,16 @@ def test_what_is_wrong_is_off_and_said(learner: ExpertLearner, monkeypatch: pyte
         assert not fused.Switch.on
 
 
+def test_what_is_wrong_for_others_of_the_process_is_off_too(
+    learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student's teachers answer while it trains, and there is one switch."""
+    monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {})
+    with trusted_kernels(OnACard(), learner.order.training, Execution(), "wrong for a teacher") as doubt:  # type: ignore[arg-type]
+        assert doubt == "wrong for a teacher"
+        assert not fused.Switch.on
+
+
 def test_eight_bits_that_are_wrong_are_refused(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for them by name does not get something else."""
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {"the answer": 0.31})

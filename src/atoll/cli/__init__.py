@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "router": ("Organiser", "Train the router that fuses the experts."),
     "ensemble": ("Organiser", "What the model consists of and how it came about; change it, or go back."),
     "evaluate": ("Organiser", "Sample every way to run the model, and measure them alike."),
+    "distill": ("Organiser", "Train one dense network to answer as all experts together."),
     "export": ("Organiser", "Write a model as a diffusers folder that needs no atoll."),
     "join": ("Contributor", "Take an order, train it, sign it and send it."),
     "train": ("Contributor", "Train the expert one order asks for."),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import torch
 import typer
 
-from ..artifacts import Store, UserError, sweep
+from ..artifacts import Artifact, Store, UserError, sweep
 from ..data.engine import engine_named
+from ..ensemble.checks import check_spaces
 from ..ensemble.routes import parse_route
-from ..ensemble.versions import clean_run, open_ensemble, open_reference
-from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms
+from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference
+from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms, student_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
+from ..islands.expert import KIND as EXPERT
+from ..islands.expert import read_expert_card
 from ..models.feature_extractors import extractor_id
 from ..sampling import Sampling
 from ..training.execution import named_or_best
@@ -29,6 +33,7 @@ def evaluate(
     route: Annotated[list[str], typer.Option(help="Routes to compare; repeat it")] = ["top-1", "top-2"],  # noqa: B006
     guidance: Annotated[list[float], typer.Option(help="Guidance scales to compare; repeat it")] = [2.0],  # noqa: B006
     router: Annotated[list[str], typer.Option(help="Other router folders to compare, such as router-blind")] = [],  # noqa: B006
+    student: Annotated[list[str], typer.Option(help="Students to compare, folders of atoll distill; repeat it")] = [],  # noqa: B006
     n: Annotated[int, typer.Option("-n", help="Samples per arm", min=2)] = 1000,
     features: Annotated[
         list[str],
@@ -62,6 +67,8 @@ def evaluate(
 
       atoll evaluate runs/demo --route-every 5 --out every-fifth
 
+      atoll evaluate runs/demo --student student
+
       atoll evaluate runs/photos -n 10000 --device cuda --features inception --npz
 
       atoll evaluate /shared/photos -n 50000 --engine ray --ray-address auto --device cuda
@@ -83,6 +90,8 @@ def evaluate(
         arms += arms_for(route, guidance, router=other, sampling=sampling)
     if version.monolith is not None:
         arms += monolith_arms(guidance, sampling=sampling)
+    students = named_students(student, version)
+    arms += student_arms(students, guidance, sampling=sampling)
     scale = 16.0 if data.config["source"]["kind"] == "digits" else 1.0
     # a worker of Ray has a core of its own
     threads = threads or (1 if engine == "ray" else torch.get_num_threads())
@@ -110,8 +119,25 @@ def evaluate(
             weights=weights,
             npz=npz,
             engine=painters,
+            students=students,
             progress=lambda arm, done, total: bar(f"painting {arm}", done, total),
         )
     write_report(place, result, results)
     print_evaluation(result)
     console.print(f"[bold]{results}/report.html[/bold]", soft_wrap=True)
+
+
+def named_students(folders: list[str], version: Version) -> dict[str, Store]:
+    """Experts of all clusters that are no part of the run, by the names of their folders."""
+    students: dict[str, Store] = {}
+    for folder in folders:
+        artifact = Artifact.open(folder, EXPERT)
+        card = read_expert_card(artifact)
+        check_spaces(version, card, f"--student {folder}")
+        if card.cluster is not None:
+            raise UserError(f"--student {folder}: is an expert of one cluster; give a folder of `atoll distill`")
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", artifact.store.name)
+        if name in students:
+            raise UserError(f"--student {folder}: another one has that name; call the folders differently")
+        students[name] = artifact.store
+    return students

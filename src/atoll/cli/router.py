@@ -18,7 +18,7 @@ from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
 from .bars import console
-from .settings import names_in, parse_overrides, read_settings, settings_table, told_changes
+from .settings import kept_shares, parse_overrides, read_settings, settings_table
 from .watching import say, watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
@@ -114,17 +114,13 @@ def router(
 
 def told_router(plan: RouterPlan, overrides: Sequence[str]) -> RouterPlan:
     """A plan with what the user says; warm-up and average keep their share of another budget."""
-    changes = told_changes(overrides=overrides)
-    insisted = {name.removeprefix("training.") for table in changes for name, _ in names_in(table)}
     told = read_settings(plan, overrides=overrides)
     if told.network.clusters != plan.network.clusters:
         raise UserError("--set network.clusters: is as the partition has it; leave it out")
     for name in FROM_DATA:
         if getattr(told.network.trunk, name) != getattr(plan.network.trunk, name):
             raise UserError(f"--set network.trunk.{name}: is as the data has it; leave it out (--blind: no condition)")
-    over = plan.training.over(told.training.images, insisted)
-    update = {name: getattr(over, name) for name in {"warmup_images", "ema_images"} - insisted}
-    return told.model_copy(update={"training": told.training.model_copy(update=update)})
+    return told.model_copy(update={"training": kept_shares(plan.training, told.training, overrides)})
 
 
 def older_router(run: Store, version: Version) -> Artifact | None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
 from ..artifacts import UserError, complaints_of, explain
+from ..training.recipe import Training
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -58,6 +59,14 @@ def names_in(table: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, A
             yield from names_in(value, f"{below}{name}.")
         else:
             yield f"{below}{name}", value
+
+
+def kept_shares(before: Training, told: Training, overrides: Sequence[str]) -> Training:
+    """What was told to change a training; warm-up and average keep their share of another budget, unless told too."""
+    changes = told_changes(overrides=overrides)
+    insisted = {name.removeprefix("training.") for table in changes for name, _ in names_in(table)}
+    over = before.over(told.images, insisted)
+    return told.model_copy(update={name: getattr(over, name) for name in {"warmup_images", "ema_images"} - insisted})
 
 
 def known_names(settings: BaseModel) -> list[str]:

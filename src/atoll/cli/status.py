@@ -32,11 +32,14 @@ def status(
 ) -> None:
     """Show every stage of a run's newest version: there or missing, its digest, and what to do next.
 
-    Of what `atoll publish` put somewhere: who works on which order, how far, hours left, and what came in.
+    Of what `atoll publish` put somewhere: who works on which order, how far, hours left, and what came in. Of the
+    folder of one expert or student: what it is, who taught it, and its licence.
 
     Examples:
 
       atoll status runs/demo
+
+      atoll status student
 
       atoll status s3://bucket/flowers --watch --signers runs/flowers/allowed_signers
     """

@@ -25,6 +25,7 @@ KEPT = {
     "router": "the last checkpoint is kept, if there was one; the same command goes on",
     "ensemble": "the model is as it was, or changed as a whole; `atoll ensemble RUN` tells",
     "evaluate": "the samples of finished arms are kept; the same command goes on with the next",
+    "distill": "the last checkpoint is kept, if there was one; the same command goes on",
     "export": "nothing is kept; give the same command again",
     "train": "the last checkpoint is kept, if there was one; the same command goes on",
     "join": "the last checkpoint is kept, if there was one; the same command goes on",

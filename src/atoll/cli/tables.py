@@ -52,7 +52,8 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
         router = "" if arm["model"] != "ensemble" else (arm["router"] or "own")
         recognised = "" if arm["recognised"] is None else f"{arm['recognised']:.1%}"
         numbers = (f"{arm['guidance']:g}", recognised, f"{arm['frechet']:.1f}", f"{arm['nearest_median']:.2f}")
-        rows.append((arm["model"], router, arm["route"] or "", *numbers))
+        model = f"student {arm['student']}" if arm["model"] == "student" else arm["model"]
+        rows.append((model, router, arm["route"] or "", *numbers))
     seen, accuracy = any(row[4] for row in rows), floors["recogniser_accuracy"]
     real = f"{floors['nearest_leave_one_out_median']:.2f}"
     right = "" if accuracy is None or not seen else f"{accuracy:.1%}"

@@ -62,6 +62,7 @@ def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, A
         "images": card.images,
         "origin": card.origin,
         "licence": card.licence,
+        "teachers": [teacher.model_dump(mode="json") for teacher in card.teachers],
         "contributor": None,
         "inside": None if measured is None else measured.inside,
         "gaussian": None if measured is None else measured.gaussian,

@@ -68,14 +68,17 @@ def front_matter(about: Mapping[str, Any]) -> str:
 
 
 def title(about: Mapping[str, Any]) -> str:
-    count = len(about["experts"])
-    return "One diffusion expert" if count == 1 else f"One diffusion model of {count} experts that never met"
+    count, learned_of = len(about["experts"]), len(about["experts"][0].get("teachers") or ())
+    if count > 1:
+        return f"One diffusion model of {count} experts that never met"
+    return f"One dense diffusion model of {learned_of} experts that never met" if learned_of else "One diffusion expert"
 
 
 def opening(about: Mapping[str, Any]) -> str:
     size = " x ".join(str(side) for side in about["data"]["pixels"])
     if len(about["experts"]) == 1:
-        return f"A diffusion transformer for images of {size} pixels, trained with Atoll."
+        learned = ", taught by experts of one cluster of the data each" if about["experts"][0].get("teachers") else ""
+        return f"A diffusion transformer for images of {size} pixels, trained with Atoll{learned}."
     return (
         f"Each expert was trained alone on one cluster of the data, with an objective of its own. A router fuses them "
         f"at every step. Images of {size} pixels. Made with Atoll."
@@ -136,6 +139,18 @@ def expert_table(about: Mapping[str, Any]) -> list[str]:
             f"| `{name}` | {cluster} | {plain(expert['objective'])} | {expert['parameters']:,} | {expert['images']:,} "
             f"| {inside} | {gaussian} | {started} |"
         )
+    return lines + teacher_lines(about)
+
+
+def teacher_lines(about: Mapping[str, Any]) -> list[str]:
+    """Whose answers an expert has learned, and their licences."""
+    lines = []
+    for name, expert in zip(about["components"], about["experts"], strict=True):
+        if expert.get("teachers"):
+            lines += ["", f"`{name}` was distilled from experts of one cluster each:", ""]
+        for teacher in expert.get("teachers") or ():
+            licence = plain(teacher["licence"] or "not said")
+            lines.append(f"- cluster {teacher['cluster']}: `{teacher['digest']}`, licence {licence}")
     return lines
 
 

@@ -375,7 +375,8 @@ class Painting:
 
     def encode(self, prompts: Sequence[str | int], device: torch.device) -> Condition | None:
         """Prompts as the condition the networks read; None for a model without one."""
-        text, classes = self.config.atoll["text"], self.experts[0].config.card["architecture"]["classes"]
+        text, card = self.config.atoll["text"], self.experts[0].config.card
+        classes = card["architecture"]["classes"]
         if text is not None:
             captions = [str(prompt) for prompt in prompts]
             if text["kind"] == "words":
@@ -383,7 +384,7 @@ class Painting:
             found = encode_text(self.tokenizer, self.text_encoder, captions, kind=text["kind"], length=text["length"])
             return Condition(**found).to(device)
         if classes is not None:
-            names = (self.config.atoll["ensemble"] or {}).get("class_names")
+            names = (self.config.atoll["ensemble"] or card).get("class_names")
             labels = [class_number(prompt, classes, names) for prompt in prompts]
             return Condition(labels=torch.tensor(labels, device=device))
         if any(prompt != "" for prompt in prompts):

@@ -37,6 +37,7 @@ class Placement:
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)  # the first is where images are; experts go to all
     memory: float | None = None  # GiB of each device; None: what is free
     int8: bool = False
+    graphs: bool | None = None  # None: on CUDA devices; False beside a training, whose own must not be disturbed
 
     @property
     def device(self) -> torch.device:
@@ -81,8 +82,8 @@ class Placed:
             residency = Residency(experts, slots, self.placement.devices, running)
             self._engine = precision, ExpertEngine(residency, self._reference)
             self.said = said
-            if not running.kernels and (wrong := self._wrong_kernels(precision)) is not None:
-                self.said += f"; {wrong}"
+            if (doubt := self.doubt(precision)) is not None:
+                self.said += f"; {doubt}"
         return self._engine[1]
 
     def read(self) -> None:
@@ -100,17 +101,19 @@ class Placed:
         return known[1]
 
     def running(self, precision: Precision) -> Running:
-        return Running(kernels=self._fuses(precision) and self._wrong_kernels(precision) is None)
+        kernels = self._fuses(precision) and self.doubt(precision) is None
+        return Running(graphs=self.placement.graphs, kernels=kernels)
 
     def _fuses(self, precision: Precision) -> bool:
         """Whether the fused kernels are for this: CUDA, in half precision."""
         return precision == "bfloat16" and self.placement.device.type == "cuda"
 
-    def _wrong_kernels(self, precision: Precision) -> str | None:
+    def doubt(self, precision: Precision, *others: DiTConfig) -> str | None:
         """A line about kernels that are wrong on this card for one of the architectures; None if all is well."""
         if not self._fuses(precision):
             return None
-        lines = (wrong_kernels(e.card.architecture, self.placement.device) for e in self.experts)
+        asked = [*(expert.card.architecture for expert in self.experts), *others]
+        lines = (wrong_kernels(architecture, self.placement.device) for architecture in asked)
         return next((line for line in lines if line is not None), None)
 
 
@@ -178,10 +181,12 @@ def room_on(placement: Placement) -> tuple[float | None, str]:
 
 def at_work(layout: Layout, device: torch.device) -> int:
     """Bytes that an expert on a card computes in."""
-    if device.type != "cuda":
-        return 0
-    itemsize = 4 if layout.precision == "float32" else 2
-    return int(SHARE_AT_ONCE * ROWS * block_values(layout.architecture) * itemsize)
+    return 0 if device.type != "cuda" else answering_bytes(layout.architecture, ROWS, layout.precision)
+
+
+def answering_bytes(architecture: DiTConfig, rows: int, precision: Precision) -> int:
+    """Bytes in which an expert computes its answer to so many rows at once."""
+    return int(SHARE_AT_ONCE * rows * block_values(architecture) * (4 if precision == "float32" else 2))
 
 
 def size(nbytes: int) -> str:

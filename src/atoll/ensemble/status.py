@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..artifacts import Artifact, Reference, Store, UserError, find
+from ..islands.expert import KIND as EXPERT
 from ..islands.order import Order
 from .checks import Checks
 from .versions import COPY, Version, find_ensemble, is_whole, no_ensemble, place_of
@@ -19,6 +20,7 @@ FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
     "orders": lambda c: f"{len(c['chosen'])} orders: {', '.join(c['chosen']) or 'none was needed'}",
     "router": lambda c: f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}",
+    EXPERT: lambda c: f"{c['kind']} on {c['schedule']['name']}, {c['images']:,} images{learned_of(c)}",
 }
 
 
@@ -39,12 +41,29 @@ def shell(place: Store) -> str:
 
 def stages(run: Store) -> list[Stage]:
     """Every stage of a run, in the order in which they are made. A place that holds none is refused."""
+    if (alone := expert_at(run)) is not None:
+        return [there(alone, f", licence {alone.manifest.licence or 'not said'}")]
     version = find_ensemble(run)
     found = list(artifacts_in(run))
-    if version is None and not found and not run.exists(COPY):
+    if version is None and not any(a.manifest.kind != EXPERT for a in found) and not run.exists(COPY):
         raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     lines = list(first_stages(run, found) if version is None else model_stages(run, version, found))
     return [*lines, *refused(run), *unfinished(run)]
+
+
+def expert_at(place: Store) -> Artifact | None:
+    """The expert in a folder of its own, which is no run: an island's, a monolith, a student."""
+    try:
+        artifact = find(place)
+    except UserError:
+        return None
+    return artifact if artifact is not None and artifact.manifest.kind == EXPERT else None
+
+
+def learned_of(card: dict[str, Any]) -> str:
+    """Of a student: how many experts taught it."""
+    teachers = card.get("teachers") or ()
+    return f", a student of {len(teachers)} experts" if teachers else ""
 
 
 def artifacts_in(run: Store) -> Iterator[Artifact]:
@@ -84,6 +103,7 @@ def model_stages(run: Store, version: Version, found: list[Artifact]) -> Iterato
     yield from experts(run, version)
     yield router(run, version)
     yield Stage("model", version.digest(), f"version {version.version}: {version.change}")
+    yield from students(run, version, found)
     yield from results(run, version)
 
 
@@ -141,6 +161,18 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
             waits = order is not None and order.digest() != member.order and order.digest() not in admitted
             more = f"; {place} waits for an expert" if waits else ""
             yield Stage(f"expert {cluster}", member.digest, f"{member.objective}{score}{more}", train if waits else "")
+
+
+def students(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
+    """Dense networks in the run's folder that were taught by its experts, and whether these are still the same."""
+    serving = {member.digest for member in version.serving}
+    for artifact in found:
+        taught_by = {teacher["digest"] for teacher in artifact.config.get("teachers") or ()}
+        if taught_by == serving:
+            yield there(artifact)
+        elif taught_by:
+            again = f"atoll distill {run} --out ANOTHER"
+            yield replace(there(artifact, "; others serve now"), next=again)
 
 
 def router(run: Store, version: Version) -> Stage:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +37,8 @@ class Arm(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="what the folder of its samples is called after")
-    model: Literal["ensemble", "monolith"] = "ensemble"
+    model: Literal["ensemble", "monolith", "student"] = "ensemble"
+    student: str | None = Field(None, description="which of the students that are measured beside the run's models")
     router: str | None = Field(None, description="another router folder than the ensemble's own, such as router-blind")
     sampling: Sampling = Sampling()
 
@@ -82,6 +84,20 @@ def monolith_arms(guidances: Sequence[float], *, sampling: Sampling = Sampling()
     )
 
 
+def student_arms(students: Iterable[str], guidances: Sequence[float], *, sampling: Sampling) -> tuple[Arm, ...]:
+    """Every student at every guidance, sampled as the ensemble is."""
+    return tuple(
+        Arm(
+            name=f"student-{name}-g{guidance:g}",
+            model="student",
+            student=name,
+            sampling=replace(sampling, route=None, guidance=guidance),
+        )
+        for name in students
+        for guidance in guidances
+    )
+
+
 def evaluate(
     run: Store,
     plan: EvaluationPlan,
@@ -92,6 +108,7 @@ def evaluate(
     weights: str | None = None,
     npz: bool = False,
     engine: Engine = Local(),
+    students: Mapping[str, Store] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Sample every arm (those already there are kept), measure, and write samples/ and evaluation.json to `out`.
@@ -99,6 +116,7 @@ def evaluate(
     `device`, `memory` and `weights` are `load`'s: where the experts go; features are computed on the first device. With
     `npz` the images of every arm are also written as samples/ARM.npz, as ADM's evaluation reads them: uint8 NHWC.
     An `engine` with workers has them paint, each with a model of its own; the images are the same.
+    `students` are experts without a cluster, wherever they lie, by the names that arms have for them.
     """
     version = open_ensemble(run)
     data = open_reference(run, version.data, "data")
@@ -138,9 +156,12 @@ def evaluate(
                         f"{arm.name}: the model of {run} names no monolith to compare with; leave this arm out"
                     )
                 source = place_of(run, version.monolith)
+            elif arm.student is not None:
+                source = students[arm.student]
             # a worker may have another working folder
             place = str(source.path.absolute()) if source.is_local else source.url
-            opening = Opening(place, arm.router if arm.model == "ensemble" else None, device, memory, weights)
+            router = arm.router if arm.model == "ensemble" else None
+            opening = Opening(place, router, device, memory, weights, class_names=version.class_names)
             settings, about = painters.about(opening, plan.settings(arm.sampling, prompts))
 
             def on_step(done: int, total: int) -> None:

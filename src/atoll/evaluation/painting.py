@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,17 +29,19 @@ class Opening:
     device: str | None = None
     memory: str | None = None
     weights: str | None = None
+    class_names: tuple[str, ...] | None = None  # the data's: an expert alone may know numbers only
 
 
 @lru_cache(maxsize=1)  # arms of one model follow each other, and two models may be too large for a card
 def opened(opening: Opening) -> Model:
-    return load(
+    model = load(
         opening.place,
         router=opening.router,
         device=opening.device,
         memory=opening.memory,
         weights=opening.weights,
     )
+    return model if opening.class_names is None else replace(model, class_names=opening.class_names)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Painted:
     def title(self) -> str:
         if self.arm["model"] == "monolith":
             return f"monolith, guidance {self.arm['guidance']:g}"
+        if self.arm["model"] == "student":
+            return f"student {self.arm['student']}, guidance {self.arm['guidance']:g}"
         router = f", {self.arm['router']}" if self.arm["router"] else ""
         return f"{self.arm['route']}, guidance {self.arm['guidance']:g}{router}"
 
@@ -181,7 +183,7 @@ class Page:
 
         def rank(painted: Painted) -> tuple[float, int, bool, str]:
             arm = painted.arm
-            group = 1 if arm["model"] == "monolith" else 2 if arm["router"] else 0
+            group = 1 if arm["model"] != "ensemble" else 2 if arm["router"] else 0
             return -arm["guidance"], group, not (arm["route"] or "").startswith("top-"), arm["name"]
 
         return sorted(self.painted, key=rank)

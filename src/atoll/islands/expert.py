@@ -8,22 +8,32 @@ manifest.json       written last
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
-from ..artifacts import Artifact, Store
+from ..artifacts import DIGEST, Artifact, Store
 from ..data.space import LatentSpace, TextSpace
 from ..models.dit import DiT, DiTConfig
 from ..process import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..training.result import load_network, read_card, write_result
 
 KIND = "expert"
+STUDENTS_ONLY = ("teachers", "class_names")  # fields of a card that are not written where there are none
+
+
+class Teacher(BaseModel):
+    """An expert whose answers another one has learned."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cluster: int
+    digest: str = Field(pattern=DIGEST)
+    licence: str | None = None
 
 
 class ExpertCard(BaseModel):
@@ -43,6 +53,19 @@ class ExpertCard(BaseModel):
     partition: str | None = Field(None, description="digest of the partition its cluster belongs to")
     origin: str | None = Field(None, description="what its weights started from, if not from random numbers")
     licence: str | None = None
+    teachers: tuple[Teacher, ...] = Field((), description="experts it was distilled from")
+    class_names: tuple[str, ...] | None = Field(None, description="of labels by number, for one that is a whole model")
+
+    @model_serializer(mode="wrap")
+    def _as_ever_without_teachers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Cards had no such fields once, and experts are known by their digests."""
+        content: dict[str, Any] = handler(self)
+        return {name: value for name, value in content.items() if value or name not in STUDENTS_ONLY}
+
+
+def all_licences(licences: Iterable[str | None]) -> str | None:
+    """Of something made from several others: every licence that is named, once."""
+    return " AND ".join(dict.fromkeys(licence for licence in licences if licence)) or None
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from ..data.shards import ResidentSamples, ShardSet
 from ..data.stream import sample_order
 from ..models.dit import DiT
-from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser
+from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser, Objective
 from ..training.execution import Execution
 from ..training.packing import Batch
 from ..training.seeds import batch_numbers
 from .expert import ExpertCard
 from .order import Order
-from .validation import Validation
+from .validation import Validation, measured_card, yardstick
 
 COEFFICIENTS = tuple(f.name for f in fields(Corruption))
 
@@ -56,30 +56,25 @@ class ExpertLearner:
         """The objective's loss per sample [B]."""
         x0, condition = self.samples.fetch(batch)
         at = Corruption(*(batch[name] for name in COEFFICIENTS))
-        answer = as_learned(network, self.card, self.order)(at.noisy(x0, batch["eps"]), batch["t"], condition)
+        answer = as_learned(network, self.card, self.order.objective)(at.noisy(x0, batch["eps"]), batch["t"], condition)
         return at.loss(answer.value, x0, batch["eps"])
 
     def measure(self, execution: Execution) -> dict[str, float]:
         """The yardstick on the cluster's validation samples, if it has any."""
-        if self.validation is None:
-            return {}
-        return {"yardstick": self.validation.measure(self.network, self.card, execution)}
+        return yardstick(self.validation, self.network, self.card, execution)
 
     def finished_card(self, execution: Execution) -> ExpertCard:
         """The card of the expert this network has become: its bridge's limit is measured now."""
-        if self.validation is None:
-            return self.card
-        limit = self.validation.best_limit(self.network, self.card, execution)
-        return self.card.model_copy(update={"bridge_limit": limit})
+        return measured_card(self.validation, self.network, self.card, execution)
 
 
-def as_learned(network: nn.Module, card: ExpertCard, order: Order) -> Denoiser:
-    """The network as the order's objective sees it: directly, or through the bridge if it kept another process."""
+def as_learned(network: nn.Module, card: ExpertCard, objective: Objective) -> Denoiser:
+    """The network as the objective sees it: directly, or through the bridge if it kept another process."""
     denoiser = NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale)
-    if process_of(order) == (card.schedule, card.kind):
+    if process_of(objective) == (card.schedule, card.kind):
         return denoiser
-    return Bridge(denoiser, onto=order.objective.schedule, limit=card.bridge_limit)
+    return Bridge(denoiser, onto=objective.schedule, limit=card.bridge_limit)
 
 
-def process_of(order: Order) -> tuple[object, Kind]:
-    return order.objective.schedule, order.objective.kind
+def process_of(objective: Objective) -> tuple[object, Kind]:
+    return objective.schedule, objective.kind

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..process import Kind
-from .expert import Expert, ExpertCard, load_expert
+from .expert import Expert, ExpertCard, all_licences, load_expert
 from .learning import process_of
 from .order import Order
 
@@ -54,7 +54,7 @@ def read_start(place: str | Path | Store, order: Order) -> Expert:
         if ours != theirs:
             raise UserError(f"--start {place}: its {name} is not the order's; make it with `atoll convert --order`")
     card = expert.card
-    if process_of(order) != (card.schedule, card.kind) and order.objective.kind is not Kind.VELOCITY:
+    if process_of(order.objective) != (card.schedule, card.kind) and order.objective.kind is not Kind.VELOCITY:
         raise UserError(
             f"--start {place}: it predicts {card.kind} on {card.schedule.name}, the order wants {order.objective.kind} "
             f"on {order.objective.schedule.name}; only velocity can be learned through the bridge"
@@ -83,12 +83,11 @@ def card_from(order: Order, start: ExpertCard | None, digest: str | None) -> Exp
     )
     if start is None or digest is None:
         return card
-    licences = [licence for licence in (order.licence, start.licence) if licence]
     grown = {
         "schedule": start.schedule,
         "kind": start.kind,
         "bridge_limit": start.bridge_limit,
         "origin": start.origin or f"expert {digest[:12]}",
-        "licence": " AND ".join(dict.fromkeys(licences)) or None,
+        "licence": all_licences([order.licence, start.licence]),
     }
     return card.model_copy(update=grown)

@@ -120,13 +120,13 @@ def expert_learner(order: Order, shards: dict[str, ShardSet], start: Expert | No
     return ExpertLearner(order, card_for(order, start), network, shards["train"], validation)
 
 
-def finished(out: Path, parents: dict[str, str]) -> Artifact | None:
-    """The expert already in `out`, if it is of this order and this start."""
+def finished(out: Path, parents: dict[str, str], made_by: str = "order or start") -> Artifact | None:
+    """The expert already in `out`, if it has these parents: those of this order and start, say."""
     artifact = find(out)
     if artifact is None:
         return None
     if artifact.manifest.kind != KIND or artifact.manifest.parents != parents:
-        raise UserError(f"{out}: already holds an artifact of another order or start; choose another --out")
+        raise UserError(f"{out}: already holds an artifact of another {made_by}; choose another --out")
     tidy(out)
     return artifact
 

@@ -29,12 +29,13 @@ class Validation:
     condition: Condition
 
     @staticmethod
-    def fixed(samples: ShardSet, seed: int) -> Validation | None:
-        """The triples of this cluster; None where it has no validation samples."""
-        if len(samples) == 0:
+    def fixed(samples: ShardSet, seed: int, among: Tensor | None = None, most: int = MOST_SAMPLES) -> Validation | None:
+        """The triples of these samples, or of the first rows `among` them; None where there are none."""
+        among = torch.arange(len(samples)) if among is None else among
+        if len(among) == 0:
             return None
-        count = min(len(samples), MOST_SAMPLES)
-        rows = torch.arange(count).repeat_interleave(TIMES)
+        count = min(len(among), most)
+        rows = among[:count].repeat_interleave(TIMES)
         x0 = samples.latents(rows)
         eps = torch.randn(x0.shape, generator=generator(seed, "validation"))
         condition = samples.condition(rows, torch.zeros(len(rows)))
@@ -71,3 +72,19 @@ class Validation:
             with autocast(execution):
                 total += velocity_error(denoiser, x0, eps, widen(t[part], device), condition).sum().item()
         return total / len(t)
+
+
+def yardstick(
+    validation: Validation | None, network: nn.Module, card: ExpertCard, execution: Execution
+) -> dict[str, float]:
+    """What a learner reports of itself: its error, where there is anything to measure it on."""
+    return {} if validation is None else {"yardstick": validation.measure(network, card, execution)}
+
+
+def measured_card(
+    validation: Validation | None, network: nn.Module, card: ExpertCard, execution: Execution
+) -> ExpertCard:
+    """The card of a finished network, with the bridge's limit that suits it best."""
+    if validation is None:
+        return card
+    return card.model_copy(update={"bridge_limit": validation.best_limit(network, card, execution)})

@@ -30,7 +30,18 @@ from .objective import (
     squared_error,
     velocity_error,
 )
-from .prediction import Kind, Prediction, carries_only_noise, coefficients, combine, convert, mix, pair, x0_gain
+from .prediction import (
+    Kind,
+    Prediction,
+    carries_only_noise,
+    coefficients,
+    combine,
+    convert,
+    linear_form,
+    mix,
+    pair,
+    x0_gain,
+)
 from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
@@ -69,6 +80,7 @@ __all__ = [
     "convert",
     "fixed_times",
     "guide",
+    "linear_form",
     "mix",
     "noisy",
     "pair",

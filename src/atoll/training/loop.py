@@ -77,12 +77,14 @@ def fit(
     watch: Watch | None = None,
     show: Show | None = None,
     smaller: Smaller = lambda _: None,
+    doubt: str | None = None,
 ) -> Fitted:
     """Train `learner.network` by `training`; its final state, its metrics and how it was computed.
 
     Work in progress is in `folder`, under `identity`, which must not change; the same call goes on from there, bit for
     bit on a CPU, after any kind of death. Out of memory, it goes on with the next `smaller` execution and says so.
-    `show` is called with every row of metrics, to look at the network and leave it as it is.
+    `show` is called with every row of metrics, to look at the network and leave it as it is. `doubt` is what is wrong
+    with the fused kernels for other networks that answer meanwhile: nobody uses them then.
     """
     device = open_device(execution)
     learner.network.to(device)
@@ -92,9 +94,9 @@ def fit(
             checkpoints.begin(identity, whose)
             save_execution(folder, execution)
         execution = team.told(execution)  # others may have found another amount of free memory
-        with trusted_kernels(learner, training, execution) as doubt:
-            if doubt is not None and team.leads:
-                watch(Progress(0, training.images, note=doubt))
+        with trusted_kernels(learner, training, execution, doubt) as said:
+            if said is not None and team.leads:
+                watch(Progress(0, training.images, note=said))
             state = TrainingState(learner.network, training, execution)
             ledger = checkpoints.restore(state)
             session = Session(learner, training, checkpoints, stop, team, watch, show)

@@ -39,6 +39,10 @@ class Resources:
             raise UserError(f"--device {self.wanted_device}: this machine has none; use cpu")
         self._insisted(Execution())
 
+    def check_memory_of(self, device: str) -> None:
+        if self.memory is not None and kind_of(device) != "cuda":
+            raise UserError(f"--memory: means a CUDA card's memory, and {device} is none; leave it out")
+
     def choose(
         self,
         cost: Cost,
@@ -59,8 +63,7 @@ class Resources:
         kind = kind_of(device)
         if kind == "cuda" and usable(device):
             return self._best_on(device, cost, training, samples)
-        if self.memory is not None:
-            raise UserError(f"--memory: means a CUDA card's memory, and {device} is none; leave it out")
+        self.check_memory_of(device)
         fresh = plain_execution(cost, training.batch, device, activations)
         before = saved if saved is not None and torch.device(saved.device).type == kind else fresh
         execution = self._insisted(before.model_copy(update={"device": device}))

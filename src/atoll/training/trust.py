@@ -28,16 +28,22 @@ ROUNDED_SLACK = 0.15  # of a tensor's norm: numbers of three bits are off by 3 %
 
 
 @contextmanager
-def trusted_kernels(learner: Learner, training: Training, execution: Execution) -> Iterator[str | None]:
-    """While inside, the fused kernels are on if they agree with the plain formulas; if not, a line for the user."""
-    wrong: dict[str, float] = {}
-    if next(learner.network.parameters()).device.type == "cuda":
+def trusted_kernels(
+    learner: Learner, training: Training, execution: Execution, doubt: str | None = None
+) -> Iterator[str | None]:
+    """While inside, the fused kernels are on if they agree with the plain formulas; if not, a line for the user.
+
+    They are on or off for all networks of a process, so `doubt`, such a line about others that answer meanwhile, is
+    reason enough to do without them.
+    """
+    if doubt is None and next(learner.network.parameters()).device.type == "cuda":
         wrong = disagreements(learner, training, execution)
         fused.Switch.on = not wrong
-        if wrong and execution.precision == "float8":
-            raise UserError(f"precision float8: {told(wrong)}; use --set precision=bfloat16")
+        doubt = told(wrong) if wrong else None
+    if doubt is not None and execution.precision == "float8":
+        raise UserError(f"precision float8: {doubt}; use --set precision=bfloat16")
     try:
-        yield told(wrong) if wrong else None
+        yield doubt
     finally:
         fused.Switch.on = False
 

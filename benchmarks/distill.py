@@ -1,0 +1,320 @@
+"""Students of the demo's ensembles, beside the ensembles, a monolith, and a student that learned from data alone.
+
+    python benchmarks/distill.py run --out benchmarks/results/distill-digits.json --work FOLDER [--seeds 0 1 2]
+    python benchmarks/distill.py sheet --work FOLDER --out docs/distill.png        as seen: the same noise for all
+    python benchmarks/distill.py table benchmarks/results/distill-digits.json      the table of docs/distill.md
+    python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
+
+For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and a second ensemble
+in which two of the experts are trained by DDPM (the other six are the same). Students, all of an expert's architecture:
+
+    scratch     the default: a quarter of a monolith's batch, taught by the flow experts, from random weights
+    best        the same from the weights of the expert with the lowest error on all validation samples
+    average     the same from the average of the experts' weights
+    samples     the same without data: on the ensemble's own trajectories, answered by its mixture
+    mixed       as scratch, taught by the ensemble of two objectives
+    data        no teachers: trained on the data for as many operations as `scratch` takes with its teachers
+
+All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
+backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
+--work. Two commands run at a time, with a thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from atoll.artifacts import Artifact, Store
+from atoll.data.index import Index
+from atoll.demo import demo_settings, tiny_settings
+from atoll.distill.plan import DistillPlan
+from atoll.ensemble.versions import open_ensemble, open_reference
+from atoll.islands.order import Order, read_order
+from atoll.models.accounting import flops_forward
+from atoll.pipeline.settings import RunSettings, write_once
+from atoll.pipeline.stages import carry_out
+from atoll.planning.monolith import order_on_everything, write_alone
+from atoll.router.card import read_router_card
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = {"demo": (demo_settings, 1000, 50), "tiny": (tiny_settings, 40, 4)}  # settings, samples per arm, steps
+MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow"}
+STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
+    "scratch": ("flow", []),
+    "best": ("flow", ["--start", "best"]),
+    "average": ("flow", ["--start", "average"]),
+    "samples": ("flow", ["--from-samples"]),
+    "mixed": ("mixed", []),
+}
+ALONE = "data"
+GUIDANCES = (1, 2)
+SHEET_STUDENTS = ("scratch", "samples")
+AT_ONCE = 2  # commands
+
+ROWS = {  # of the table: arm of the evaluation without its guidance, and what it is
+    "monolith": "monolith",
+    "top-1": "ensemble of 8 flow experts, top-1",
+    "top-2": "the same, top-2",
+    "mixed top-1": "ensemble of 2 ddpm and 6 flow experts, top-1",
+    "mixed top-2": "the same, top-2",
+    "student-scratch": "**student** of the flow experts",
+    "student-best": "`--start best`",
+    "student-average": "`--start average`",
+    "student-samples": "`--from-samples`",
+    "student-mixed": "student of the 2 ddpm and 6 flow experts",
+    "student-data": "no teachers: data alone, same operations",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    running = verbs.add_parser("run", help="train and measure everything")
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--work", type=Path, required=True, help="runs and students lie here, and go on here")
+    running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    running.add_argument("--size", choices=sorted(SIZES), default="demo")
+    drawing = verbs.add_parser("sheet", help="what the first seed painted, side by side")
+    drawing.add_argument("--work", type=Path, required=True)
+    drawing.add_argument("--out", type=Path, required=True)
+    writing = verbs.add_parser("table", help="the table in Markdown")
+    writing.add_argument("record", type=Path)
+    arguments = parser.parse_args()
+    if arguments.verb == "sheet":
+        draw_sheet(arguments.work.resolve() / "seed-0", arguments.out)
+    elif arguments.verb == "table":
+        print("\n".join(table(json.loads(arguments.record.read_text()))))
+    else:
+        run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    record: dict[str, Any] = {
+        "command": " ".join(["python benchmarks/distill.py", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        "seeds": [],
+    }
+    for seed in arguments.seeds:
+        record["seeds"].append(measure(arguments.work.resolve() / f"seed-{seed}", seed, arguments.size))
+        arguments.out.write_text(json.dumps(record | {"summary": summary(record["seeds"])}, indent=1) + "\n")
+    print("\n".join(table(json.loads(arguments.out.read_text()))))
+
+
+def commit() -> str:
+    """Of this tree, and whether it is still that."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "src"], check=True, capture_output=True).stdout
+    return head + (" with changes" if changed else "")
+
+
+def measure(work: Path, seed: int, size: str) -> dict[str, Any]:
+    """Everything of one seed."""
+    settings, count, steps = SIZES[size]
+    runs = {name: work / name for name in MIXES}
+    for name, mix in MIXES.items():
+        make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=name == "flow")
+    prompts = work / "prompts.txt"
+    prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
+    students = {name: work / "students" / name for name in (*STUDENTS, ALONE)}
+
+    def taught(name: str) -> None:
+        whose, options = STUDENTS[name]
+        more = ["--prompts", prompts] if "--from-samples" in options else []
+        atoll("distill", runs[whose], "--out", students[name], "--seed", seed, "--device", "cpu", *options, *more)
+
+    painted = ["-n", count, "--steps", steps, *(part for scale in GUIDANCES for part in ("--guidance", scale))]
+    beside = [part for place in students.values() for part in ("--student", place)]
+    at_once([lambda name=name: taught(name) for name in STUDENTS])  # type: ignore[misc]
+    told = {name: json.loads((students[name] / "distillation.json").read_text()) for name in STUDENTS}
+    data = train_alone(runs["flow"], students[ALONE], settings(seed), told["scratch"])
+    at_once(
+        [
+            lambda: atoll("evaluate", runs["flow"], *painted, *beside, "--out", work / "flow-results"),
+            lambda: atoll("evaluate", runs["mixed"], *painted, "--out", work / "mixed-results"),
+        ]
+    )
+    evaluations = {name: json.loads((work / f"{name}-results" / "evaluation.json").read_text()) for name in runs}
+    arms = arms_of(evaluations["flow"]) | {f"mixed {name}": arm for name, arm in arms_of(evaluations["mixed"]).items()}
+    return {
+        "seed": seed,
+        "floors": evaluations["flow"]["floors"],
+        "operations": {name: each["operations"] for name, each in told.items()} | {ALONE: data},
+        "started": {name: each["start"] for name, each in told.items()},
+        "per_step": per_step(runs["flow"], told["scratch"]),
+        "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in ROWS},
+    }
+
+
+def at_once(jobs: Sequence[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+
+
+def make_run(place: Path, settings: RunSettings, *, known: Path, compare: bool) -> None:
+    """The demo with these settings up to its router; experts of orders that are the same in `known` are taken."""
+    place.mkdir(parents=True, exist_ok=True)
+    run = Store.at(place)
+    print(f"{place.parent.name}: the ensemble {place.name}", file=sys.stderr, flush=True)
+    settings = write_once(run, settings)
+
+    def stages(until: str) -> None:
+        carry_out(run, settings, device="cpu", show=lambda what, done, total: None, compare=compare, until=until)
+
+    stages("plan")
+    for order in (place / "orders").glob("[0-9]*.json"):
+        theirs, expert = known / "orders" / order.name, place / "islands" / order.stem / "expert"
+        if known != place and read_order(order)[0] == read_order(theirs)[0] and not expert.exists():
+            shutil.copytree(known / "islands" / order.stem / "expert", expert)
+    stages("router")
+
+
+def with_mix(settings: RunSettings, mix: str) -> RunSettings:
+    """Settings with another mix of objectives, and without a blind router."""
+    asked, plan = settings.asked.model_copy(update={"mix": mix}), settings.plan.model_copy(update={"mix": mix})
+    comparison = settings.comparison.model_copy(update={"blind": False})
+    return settings.model_copy(update={"asked": asked, "plan": plan, "comparison": comparison})
+
+
+def prompts_of(run: Path) -> list[str]:
+    """Every caption of the data, once."""
+    captions = Index.of(Artifact.open(run / "data", "data")).captions
+    return sorted({caption for some in captions for caption in some})
+
+
+def train_alone(run: Path, out: Path, settings: RunSettings, told: dict[str, Any]) -> dict[str, int]:
+    """An expert on all of the data, without teachers, for the operations that a student takes with them."""
+    plan = DistillPlan.model_validate(told["plan"])
+    spent = told["operations"]
+    whole = (spent["student"] + spent["teachers"]) / spent["student"]
+    batch = plan.training.batch
+    training = plan.training.over(round(plan.training.images * whole / batch) * batch)
+    data, partition = Artifact.open(run / "data", "data"), Artifact.open(run / "partition", "partition")
+    order = order_on_everything(data, partition, settings.plan, "alone", "flow")
+    change = {"architecture": plan.network, "objective": plan.objective, "training": training}
+    order = Order.model_validate(order.model_copy(update=change).model_dump())
+    write_alone(data, partition, run / "orders-alone", order)
+    atoll("train", run / "orders-alone" / "alone.json", "--out", out, "--device", "cpu", "--no-sheets")
+    own = 3 * flops_forward(plan.network) * training.images
+    return {"student": own, "teachers": 0, "monolith": spent["monolith"]}
+
+
+def per_step(run: Path, told: dict[str, Any]) -> dict[str, int]:
+    """Operations for one step of one image without guidance; all experts of the demo are alike."""
+    place = Store.at(run)
+    router = open_ensemble(place).router
+    assert router is not None
+    trunk = flops_forward(read_router_card(open_reference(place, router, "router")).architecture.trunk)
+    student = flops_forward(DistillPlan.model_validate(told["plan"]).network)
+    return {"student": student, "top-1": student + trunk, "top-2": 2 * student + trunk}
+
+
+def arms_of(evaluation: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is kept of every arm, by its name."""
+    kept = ("frechet", "frechet_interval", "recognised", "nearest_median")
+    return {arm["name"]: {key: arm[key] for key in kept} for arm in evaluation["arms"]}
+
+
+def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of every seed to the flow ensemble's top-1, and what the issue asks for."""
+    rows = {
+        row: {scale: [distance(s, row, scale) / distance(s, "top-1", scale) for s in seeds] for scale in GUIDANCES}
+        for row in ROWS
+    }
+    scratch = [seed["operations"]["scratch"] for seed in seeds]
+    return {
+        "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
+        "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
+        "mixed student over flow student": {
+            scale: mean(distance(s, "student-mixed", scale) / distance(s, "student-scratch", scale) for s in seeds)
+            for scale in GUIDANCES
+        },
+        "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in scratch),
+        "targets": {"student over ensemble": 1.1, "share": 1 / 3, "mixed over flow": 1.0},
+    }
+
+
+def distance(seed: dict[str, Any], row: str, scale: int) -> float:
+    return float(seed["arms"][f"{row}-g{scale}"]["frechet"])
+
+
+def table(record: dict[str, Any]) -> list[str]:
+    """One row per arm: distances by seed with the mean half-width of their intervals, ratios, costs."""
+    seeds = record["seeds"]
+    lines = [
+        "| | Frechet distance, guidance 1 | ratio | guidance 2 | ratio | training: own + teachers' | cost of a step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, name in ROWS.items():
+        cells = []
+        for scale in GUIDANCES:
+            values = [distance(seed, row, scale) for seed in seeds]
+            ends = [seed["arms"][f"{row}-g{scale}"]["frechet_interval"] for seed in seeds]
+            half = mean((high - low) / 2 for low, high in ends)
+            ratios = [value / distance(seed, "top-1", scale) for value, seed in zip(values, seeds, strict=True)]
+            cells.append(f"{' / '.join(f'{value:.1f}' for value in values)} (± {half:.1f})")
+            cells.append(f"{mean(ratios):.2f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
+        lines.append(f"| {name} | {' | '.join(cells)} | {training_cost(seeds[0], row)} | {step_cost(seeds[0], row)} |")
+    return lines
+
+
+def training_cost(seed: dict[str, Any], row: str) -> str:
+    """As shares of the monolith's operations."""
+    if not row.startswith("student-"):
+        return "1 + 0" if row == "monolith" else "1 + router"
+    spent = seed["operations"][row.removeprefix("student-")]
+    own, teachers = (spent[key] / spent["monolith"] for key in ("student", "teachers"))
+    return f"{own:.2f} + {teachers:.2f}"
+
+
+def step_cost(seed: dict[str, Any], row: str) -> str:
+    """In passes of one expert."""
+    costs = seed["per_step"]
+    return f"{costs.get(row.removeprefix('mixed '), costs['student']) / costs['student']:.2f}"
+
+
+def draw_sheet(work: Path, out: Path) -> None:
+    """Twenty digits of every arm at guidance 1, each column from the same noise."""
+    import torch
+    from PIL import Image, ImageDraw
+
+    from atoll.evaluation.samples import read_samples
+
+    results = work / "flow-results"
+    arms = {arm["name"]: arm["folder"] for arm in json.loads((results / "evaluation.json").read_text())["arms"]}
+    names = {"monolith": "monolith", "top-1": "ensemble, top-1"}
+    names |= {f"student-{name}": f"student, {name}" for name in SHEET_STUDENTS}
+    scale, label, columns = 4, 110, 20
+    sheet = Image.new("L", (label + columns * 8 * scale + 4, len(names) * (8 * scale + 4) + 4), 255)
+    for row, (arm, title) in enumerate(names.items()):
+        images, _ = read_samples(Artifact.open(results / "samples" / arms[f"{arm}-g1"], "samples"))
+        strip = torch.cat(list(images[:columns, 0]), dim=1).numpy()
+        picture = Image.fromarray(255 - strip).resize((columns * 8 * scale, 8 * scale), Image.Resampling.NEAREST)
+        top = 4 + row * (8 * scale + 4)
+        sheet.paste(picture, (label, top))
+        ImageDraw.Draw(sheet).text((4, top + 10), title, fill=0)
+    sheet.save(out, optimize=True)
+
+
+def atoll(*arguments: object) -> None:
+    words = [str(each) for each in arguments]
+    print("atoll " + " ".join(words), file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "atoll", *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Lessons: noisy states, and what the teachers say to them, in the student's own words.
+
+A lesson is a batch of
+
+    x          float32 [B, C, H, W]   the state on the student's path
+    t          float64 [B]            the student's time
+    target     float32 [B, C, H, W]   the teacher's answer as the kind that the student predicts
+    weight     float32 [B]            of the squared error, as the objective has it
+    ...        the fields of the condition
+
+The teachers answer while a batch is drawn, all rows of one expert at once, so that a student's step is a step like any
+other: it can be cut into micro-batches, compiled, and recorded as a graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data.shards import ResidentSamples
+from ..data.stream import sample_order
+from ..ensemble.mixture import Mixture
+from ..process import (
+    Bridge,
+    Condition,
+    Denoiser,
+    Kind,
+    Objective,
+    Prediction,
+    coefficients,
+    convert,
+    linear_form,
+    widen,
+)
+from ..router.learning import ClusteredSamples
+from ..training.packing import Batch
+from ..training.recipe import Training
+from ..training.seeds import batch_numbers, generator
+
+
+class Lessons(Protocol):
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        """Rows `part` of the lesson that follows `images` seen; a pure function of these."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class OwnExperts:
+    """The expert of every sample's own cluster, as one denoiser; `experts` are velocities on one path, by cluster."""
+
+    experts: Sequence[Denoiser]
+
+    def about(self, clusters: Tensor) -> Mixture:
+        """For states of samples of these clusters int64 [B]: each expert is run once, on its own rows."""
+        return Mixture(self.experts, lambda x, t, condition: F.one_hot(clusters, len(self.experts)).to(x.dtype))
+
+
+def taught(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+    """The answer of a teacher on the reference path to a state on the student's, as the kind the student predicts.
+
+    It is the velocity that the ensemble would paint with, whatever path the student is on: an expert that may not be
+    asked beyond its limit says the same to all students.
+    """
+    answer = Bridge(teacher, onto=objective.schedule)(x, t, condition)
+    return convert(answer, objective.kind, objective.schedule, x, t).value
+
+
+@dataclass
+class DataLessons:
+    """States are noisy training samples, and the expert of a sample's own cluster answers; no router is asked.
+
+    `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too.
+    """
+
+    objective: Objective
+    training: Training
+    clustered: ClusteredSamples
+    experts: OwnExperts
+    latent: tuple[int, ...]
+    device: torch.device
+    resident: ResidentSamples | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._rows = self.clustered.rows("train")
+
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        samples = self.resident or self.clustered.shards
+        seed = self.training.seed
+        numbers = batch_numbers(seed, images, batch, self.latent, part)
+        rows = self._rows[sample_order(len(self._rows), seed, images, batch)][part]
+        picked = {name: value.to(self.device) for name, value in samples.pick(rows, numbers.caption).items()}
+        x0, condition = samples.fetch(picked)
+        condition = condition.drop((numbers.dropout < self.training.condition_dropout).to(self.device))
+        t = self.objective.times(numbers.u)
+        at = self.objective.at(t).to(dtype=torch.float32)
+        x = at.to(self.device).noisy(x0, numbers.eps.to(self.device))
+        teacher = self.experts.about(self.clustered.clusters[rows].to(self.device))
+        with self._lock, torch.no_grad():  # batches are drawn by several threads, experts are asked by one
+            target = taught(teacher, self.objective, x, widen(t, self.device), condition)
+        return {"x": x, "t": t, "target": target, "weight": at.weight, **condition.tensors()}
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """What an ensemble may be asked to paint: `count` prompts or classes, made conditions when they are drawn."""
+
+    count: int
+    condition: Callable[[list[int]], Condition]  # of those with these numbers
+    device: torch.device
+
+    def drawn(self, count: int, dropout: float, numbers: torch.Generator) -> Condition:
+        """`count` of them at random, some dropped."""
+        dropped = torch.rand(count, generator=numbers, dtype=torch.float64) < dropout
+        chosen = torch.randint(max(1, self.count), (count,), generator=numbers).tolist()
+        if self.count == 0:  # nothing is read, as in the data's own batches
+            return Condition(dropped=torch.ones(count, dtype=torch.bool, device=self.device))
+        return self.condition(chosen).to(self.device).drop(dropped.to(self.device))
+
+
+TRAJECTORIES = 64  # walked at once; their states are shuffled
+KEPT_POOLS = 3  # batches are drawn ahead
+
+
+@dataclass
+class SampledLessons:
+    """States lie on the ensemble's own trajectories from noise to images, and the mixture answers; no data is needed.
+
+    A trajectory is walked by Euler's steps on the reference path, through one time of each of `steps` equal parts of
+    the objective's density. The velocity that takes it on is the lesson, so a state costs one answer. States of some
+    trajectories are shuffled into a pool, pool p of seed s always the same.
+    """
+
+    objective: Objective
+    training: Training
+    mixture: Mixture
+    questions: Questions
+    latent: tuple[int, ...]
+    steps: int
+    device: torch.device
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pools: OrderedDict[int, Batch] = field(default_factory=OrderedDict)
+
+    def draw(self, images: int, batch: int, part: slice) -> Batch:
+        wanted = torch.arange(images, images + batch)[part]
+        size = TRAJECTORIES * self.steps
+        pieces = []
+        for number in torch.unique(wanted // size).tolist():
+            rows = wanted[wanted // size == number] % size
+            pool = self.pool(number)
+            pieces.append({name: value[rows.to(value.device)] for name, value in pool.items()})
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def pool(self, number: int) -> Batch:
+        with self._lock:
+            if number not in self._pools:
+                self._pools[number] = self._walked(number)
+                while len(self._pools) > KEPT_POOLS:
+                    self._pools.popitem(last=False)
+            return self._pools[number]
+
+    @torch.no_grad()
+    def _walked(self, number: int) -> Batch:
+        """The states of TRAJECTORIES trajectories and the velocities there, shuffled."""
+        numbers = generator(self.training.seed, "trajectories", number)
+        condition = self.questions.drawn(TRAJECTORIES, self.training.condition_dropout, numbers)
+        x = torch.randn(TRAJECTORIES, *self.latent, generator=numbers).to(self.device)
+        seeds = torch.randint(2**62, (TRAJECTORIES,), generator=numbers).tolist()
+        shift = torch.rand(1, generator=numbers, dtype=torch.float64)
+        shuffled = torch.randperm(TRAJECTORIES * self.steps, generator=numbers)
+        mixture, path = self.mixture.bind(slice(0, TRAJECTORIES), seeds), self.mixture.schedule
+        own = self.objective.times((torch.arange(self.steps).flip(0) + shift) / self.steps)  # from noise to data
+        times = torch.cat([torch.ones(1, dtype=torch.float64), path.time_at(self.objective.schedule.log_snr(own))])
+        lessons: list[Batch] = []
+        for place in range(self.steps + 1):
+            t = times[place].expand(TRAJECTORIES)
+            velocity = mixture(x, widen(t, self.device), condition).value
+            if place > 0:  # pure noise is where they begin, and no lesson
+                s = own[place - 1].expand(TRAJECTORIES)
+                lessons.append(self._lesson(x, t, velocity, s) | condition.tensors())
+            if place < self.steps:
+                x = x + float(times[place + 1] - times[place]) * velocity
+        return {name: torch.cat([lesson[name] for lesson in lessons])[shuffled] for name in lessons[0]}
+
+    def _lesson(self, x: Tensor, t: Tensor, velocity: Tensor, s: Tensor) -> Batch:
+        """A state x at t on the reference path, as the student meets it at its own time s of the same log-SNR.
+
+        The velocity tells x0 and eps, and both the student's state and its target are made of those two.
+        """
+        path, mine = self.mixture.schedule, self.objective.schedule
+        answer = Prediction(Kind.VELOCITY, velocity)
+        here, there = widen(t, self.device), widen(s, self.device)
+        state = linear_form(answer, path, x, here, (mine.alpha(there), mine.sigma(there)))
+        target = linear_form(answer, path, x, here, coefficients(self.objective.kind, mine, there))
+        weight = self.objective.weighting(self.objective.kind, mine, s).float()
+        return {"x": state.float(), "t": s, "target": target.float(), "weight": weight}

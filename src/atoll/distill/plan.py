@@ -1,0 +1,102 @@
+"""What a student is to learn, from whom, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..artifacts import UserError, canonical_json, sha256_bytes
+from ..islands.order import Order
+from ..models.accounting import flops_forward
+from ..models.dit import DiTConfig
+from ..planning.recipes import OBJECTIVES
+from ..process import Objective
+from ..training.recipe import Training
+from ..training.seeds import seed_from
+
+QUARTER = 4  # DDM: a quarter of a monolith's batch; with the teachers' forward passes a third of its operations
+DEFAULT_OBJECTIVE = "flow"
+
+States = Literal["data", "samples"]
+StartFrom = Literal["random", "best", "average"]
+
+
+class DistillPlan(BaseModel):
+    """Everything that decides what a student becomes, but for its teachers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    network: DiTConfig
+    objective: Objective
+    training: Training
+    start: StartFrom = Field("random", description="best: from the best teacher's weights; average: from their mean")
+    states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
+    route: str | None = Field(None, description="with samples: which experts answer")
+    steps: int = Field(32, ge=2, description="with samples: states of one trajectory")
+    prompts: tuple[str, ...] = Field((), description="with samples: what is asked for")
+
+    def digest(self) -> str:
+        return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+
+
+def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed: int = 0) -> DistillPlan:
+    """A student of the experts that these orders asked for: the largest one's network, and as many steps.
+
+    It sees a quarter of what they saw together, in batches of a quarter of a monolith's, by `objective` (flow, ddpm)
+    or as the first of them that is trained by flow.
+    """
+    if not orders:
+        raise UserError("a student's size and budget follow from its teachers' orders, and they are not in the run")
+    like = max(orders, key=lambda order: flops_forward(order.architecture))
+    batch = max(1, like.training.batch * len(orders) // QUARTER)
+    images = sum(order.training.images for order in orders) // QUARTER
+    training = like.training.over(max(batch, images // batch * batch))
+    training = training.model_copy(update={"batch": batch, "seed": seed_from(seed, "student")})
+    return DistillPlan(network=like.architecture, objective=named_objective(objective, orders), training=training)
+
+
+def named_objective(name: str | None, orders: Sequence[Order]) -> Objective:
+    """An objective by its name, with the times and weights that an order of the run gives it, if one does."""
+    if name is not None and name not in OBJECTIVES:
+        raise UserError(f"--objective {name}: not known; use {' or '.join(sorted(OBJECTIVES))}")
+    usual = OBJECTIVES[name or DEFAULT_OBJECTIVE]
+    alike = (o.objective for o in orders if (o.objective.schedule, o.objective.kind) == (usual.schedule, usual.kind))
+    return next(alike, usual)
+
+
+class Cost(BaseModel):
+    """Operations of a whole distillation, counted as everywhere: matrix products, a backward pass as two forward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    student: int
+    teachers: int
+    monolith: int | None = Field(
+        None, description="of one as large as the largest expert, that sees as many images as all of them together"
+    )
+
+    @property
+    def share(self) -> float | None:
+        """Of a monolith's."""
+        return None if self.monolith is None else (self.student + self.teachers) / self.monolith
+
+    def sentence(self) -> str:
+        said = f"{self.student:.2e} operations of the student, {self.teachers:.2e} of its teachers"
+        return said if self.share is None else f"{said}: {self.share:.2f} of a monolith's training"
+
+
+def cost_of(plan: DistillPlan, per_image: float, orders: Sequence[Order]) -> Cost:
+    """The cost of a plan whose teachers take `per_image` operations for the answer to one state."""
+    seen = sum(order.training.images for order in orders)
+    largest = max((flops_forward(order.architecture) for order in orders), default=0)
+    return Cost(
+        student=3 * flops_forward(plan.network) * plan.training.images,
+        teachers=round(per_image * plan.training.images),
+        monolith=3 * largest * seen if orders else None,
+    )
+
+
+def mean_forward(teachers: Mapping[int, DiTConfig], sizes: Mapping[int, int]) -> float:
+    """Operations of the mean answer, where the expert of a cluster answers for its `sizes` samples."""
+    total = sum(sizes.values())
+    return sum(flops_forward(teachers[cluster]) * size for cluster, size in sizes.items()) / total

@@ -1,0 +1,376 @@
+"""The distillation stage: the experts of a run's model become one dense network, an expert without a cluster.
+
+DDM's way: each training sample is answered by the expert of its own cluster, and no router is asked. The experts may be
+of any schedule and kind, since each is asked through its bridge. Or, without data, by the whole mixture on its own
+trajectories.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..artifacts import Artifact, Store, UserError, canonical_json, only_one
+from ..data.shards import ResidentSamples
+from ..data.text import text_encoder
+from ..ensemble.checks import Checks
+from ..ensemble.load import Ensemble, check_digest, load_ensemble
+from ..ensemble.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
+from ..ensemble.routes import TopK, parse_route
+from ..ensemble.signatures import check_signed
+from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
+from ..ensemble.weights import Precision
+from ..islands.expert import ExpertCard, Teacher, all_licences, write_expert
+from ..islands.order import Order
+from ..islands.train import Log, Silence, finished
+from ..islands.validation import MOST_SAMPLES, Validation
+from ..models.accounting import account, flops_forward
+from ..models.dit import DiT
+from ..process import Condition
+from ..router.learning import ClusteredSamples
+from ..training.checkpoints import saved_execution
+from ..training.execution import device_name, named_or_best
+from ..training.loop import Progress, Watch, averaged, fit
+from ..training.machines import GIB, reachable, stay_within
+from ..training.resources import Choice, Resources, usable
+from ..training.seeds import seed_from
+from ..training.team import leads_its_team, placed_on, team_size
+from .learning import StudentLearner
+from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons
+from .plan import Cost, DistillPlan, cost_of, mean_forward
+from .start import MOST_MEASURED, Candidate, Start, able, average_start, best_start
+
+MADE_BY = "plan or other teachers"
+READ = ("condition", "classes", "vocabulary", "text_width", "text_length")  # of an architecture: what it is asked with
+TEACHERS_SHARE = 0.5  # of a card's memory that experts may take; the student trains in the rest
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """The experts that serve a run's model, by cluster, and the orders they were trained for."""
+
+    run: Store
+    version: Version
+    experts: Mapping[int, OpenedExpert]
+    orders: tuple[Order, ...]
+
+    @staticmethod
+    def of(run: Store) -> Teachers:
+        """Every one of them, verified as for sampling; a cluster without its expert has nobody to teach it."""
+        version = open_ensemble(run)
+        check_signed(run, version)
+        checks = Checks(run)
+        checks.check(version.model_copy(update={"experts": ()}))
+        if empty := version.empty_clusters():
+            raise UserError(f"{run}: no expert serves cluster {empty[0]}, so nobody can teach it; admit one first")
+        experts = {}
+        for member in version.serving:
+            expert = open_expert(place_of(run, member))
+            checks.check_member(version, member)
+            check_digest(run, member, expert.digest)
+            experts[member.cluster] = expert
+        ordered = checks.orders_of(version)
+        orders = tuple(ordered[member.order] for member in version.serving if member.order in ordered)
+        return Teachers(run, version, experts, orders)
+
+    def candidates(self, sizes: Mapping[int, int]) -> list[Candidate]:
+        places = {member.cluster: place_of(self.run, member) for member in self.version.serving}
+        return [Candidate(k, places[k], expert, sizes[k]) for k, expert in self.experts.items()]
+
+    def card(self, plan: DistillPlan, data: Artifact | None) -> ExpertCard:
+        """Of a student from random weights."""
+        named = tuple(Teacher(cluster=k, digest=e.digest, licence=e.card.licence) for k, e in self.experts.items())
+        licences = [None if data is None else data.manifest.licence, *(teacher.licence for teacher in named)]
+        return ExpertCard(
+            architecture=plan.network,
+            schedule=plan.objective.schedule,
+            kind=plan.objective.kind,
+            latent=self.version.latent,
+            text=self.version.text,
+            images=plan.training.images,
+            partition=self.version.partition.digest,
+            licence=all_licences(licences),
+            teachers=named,
+            class_names=self.version.class_names,
+        )
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a distillation is computed: the device, what experts may take of it, and how exactly they answer."""
+
+    device: torch.device
+    placement: Placement
+    precision: Precision
+
+    @staticmethod
+    def at(resources: Resources, state: Path) -> Desk:
+        saved = saved_execution(state)
+        before = saved.device if saved is not None and usable(saved.device) else None
+        device = torch.device(placed_on(named_or_best(resources.wanted_device or before)))
+        resources.check_memory_of(str(device))
+        if device.type != "cuda":
+            return Desk(device, Placement((device,), graphs=False), "float32")
+        stay_within(device, resources.memory)
+        room = min(reachable(device), resources.memory or float("inf"))
+        return Desk(device, Placement((device,), TEACHERS_SHARE * room, graphs=False), "bfloat16")
+
+    def at_work(self, experts: Iterable[OpenedExpert], rows: int) -> float:
+        """GiB of a card in which experts answer to so many rows, whoever of them is asked for how many."""
+        if self.device.type != "cuda":
+            return 0.0
+        return max(answering_bytes(expert.card.architecture, rows, self.precision) for expert in experts) / GIB
+
+
+def distill(
+    run: Store,
+    out: Path,
+    plan: DistillPlan,
+    *,
+    resources: Resources = Resources(),
+    checkpoint_seconds: float | None = None,
+    watch: Watch | None = None,
+) -> Artifact | None:
+    """Train a student of a run's experts and leave it in `out`; the same call resumes, or finds it done.
+
+    Of several processes that train together all but the first return None.
+    """
+    resources.check()
+    teachers = Teachers.of(run)
+    check_fits(plan, teachers)
+    parents = parents_of(plan, teachers)
+    if (done := finished(out, parents, MADE_BY)) is not None:
+        return done
+    state, leads = out / "state", leads_its_team()
+    desk = Desk.at(resources, state)
+    with only_one(state) if leads else nullcontext():
+        if (done := finished(out, parents, MADE_BY)) is not None:  # by a process that held the lock until now
+            return done
+        log = Log(out / "log.jsonl", watch) if leads else Silence()
+        school = sampled_school(teachers, plan, desk) if plan.states == "samples" else data_school(teachers, plan, desk)
+        choice = choose(resources, plan, school, desk, state)
+        for note in (choice.said and f"computing: {choice.said}", school.cost.sentence()):
+            if note:
+                log(Progress(0, plan.training.images, note=note))
+        device = choice.open_device()
+        school.settle(choice, device)
+        start = started(plan, teachers, school, choice, device, state)
+        card = school.card if start is None else grown(school.card, start)
+        torch.manual_seed(seed_from(plan.training.seed, "weights"))
+        network = DiT(plan.network)
+        if start is not None:
+            network.load_state_dict(dict(start.weights))
+            log(Progress(0, plan.training.images, note=f"begins at the weights of {start.origin}"))
+        learner = StudentLearner(network, card, plan.objective, school.lessons, school.validation)
+        fitted = fit(
+            learner,
+            plan.training,
+            choice.execution,
+            state,
+            identity=plan.model_dump(mode="json") | {"parents": parents},
+            whose="student",
+            checkpoint_seconds=checkpoint_seconds,
+            watch=log,
+            smaller=choice.smaller,
+            doubt=school.doubt,
+        )
+        if not fitted.leads:
+            return None
+        with averaged(fitted.state):
+            card = learner.finished_card(fitted.execution)
+        told = {"plan": plan.model_dump(mode="json"), "operations": school.cost.model_dump(), "start": card.origin}
+        artifact = write_expert(
+            out,
+            fitted.state.averaged_weights(),
+            card,
+            fitted.rows,
+            parents,
+            extra={"distillation.json": canonical_json(told)},
+            provenance={"execution": fitted.execution.model_dump(), "device": device_name(device)},
+        )
+        log.write(event="finished", images=plan.training.images)
+        shutil.rmtree(state, ignore_errors=True)
+    return artifact
+
+
+def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
+    """Refuse what cannot be, before anything is written."""
+    version = teachers.version
+    if tuple(plan.network.latent) != tuple(version.latent.shape):
+        raise UserError(f"network.latent {plan.network.latent}: the experts' latents are {version.latent.shape}")
+    for name in READ:
+        asked = getattr(plan.network, name)
+        theirs = {getattr(expert.card.architecture, name) for expert in teachers.experts.values()}
+        if asked not in theirs:
+            known = " or ".join(map(str, theirs))
+            raise UserError(f"network.{name} {asked}: a student reads what its teachers read, and they have {known}")
+    able(teachers.candidates(dict.fromkeys(teachers.experts, 1)), plan)
+    if plan.states == "data":
+        try:
+            open_reference(teachers.run, version.data, "data")
+            open_reference(teachers.run, version.partition, "partition")
+        except UserError as error:
+            raise UserError(f"{error}; --from-samples needs no data") from error
+        return
+    if plan.start == "best":
+        raise UserError("--start best: is measured on data; with --from-samples use average, or leave it out")
+    if version.text is not None and not plan.prompts:
+        raise UserError("--from-samples: these experts read text; give --prompts FILE with a prompt in each line")
+    if version.text is None and plan.prompts:
+        raise UserError("--prompts: these experts read no text; leave it out")
+    if version.text is not None and version.text.kind == "words":
+        text_encoder(version.text).encode(plan.prompts)  # every word must be one that they know
+
+
+def parents_of(plan: DistillPlan, teachers: Teachers) -> dict[str, str]:
+    """Digests of all that a student is made of."""
+    version = teachers.version
+    made = {"plan": plan.digest(), "partition": version.partition.digest}
+    made |= {f"teacher-{k:02d}": expert.digest for k, expert in teachers.experts.items()}
+    if plan.states == "data":
+        return made | {"data": version.data.digest}
+    if version.router is None:
+        raise UserError(f"--from-samples: {teachers.run} has no router yet; train one with `atoll router`")
+    return made | {"router": version.router.digest}
+
+
+@dataclass
+class School:
+    """Lessons, and all around them."""
+
+    lessons: Lessons
+    card: ExpertCard
+    cost: Cost
+    sizes: Mapping[int, int]  # training samples by cluster
+    doubt: str | None  # what is wrong with the fused kernels for the teachers
+    at_work: float  # GiB in which they answer
+    clustered: ClusteredSamples | None = None
+    validation: Validation | None = None
+
+    def settle(self, choice: Choice, device: torch.device) -> None:
+        """Put the samples on the device, if that was chosen."""
+        if self.clustered is None:
+            return
+        self.clustered.shards.text_device = str(device)
+        if choice.execution.samples == "device":
+            assert isinstance(self.lessons, DataLessons)
+            self.lessons.resident = ResidentSamples(self.clustered.shards, device)
+
+    def validation_of(self, plan: DistillPlan, most: int) -> Validation | None:
+        if self.clustered is None:
+            return None
+        rows = self.clustered.rows("validation")  # in the order of their ids, so that any of them are of all clusters
+        return Validation.fixed(self.clustered.shards, plan.training.seed, rows, most)
+
+
+def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
+    """Samples of the data, each answered by the expert of its own cluster."""
+    version = teachers.version
+    data = open_reference(teachers.run, version.data, "data")
+    clustered = ClusteredSamples(data, open_reference(teachers.run, version.partition, "partition"))
+    clustered.shards.text_device = str(desk.device)
+    counts = torch.bincount(clustered.clusters[clustered.rows("train")], minlength=version.clusters)
+    sizes = dict(enumerate(counts.tolist()))
+    placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
+    experts = OwnExperts(placed.engine(desk.precision).denoisers)
+    lessons = DataLessons(plan.objective, plan.training, clustered, experts, tuple(version.latent.shape), desk.device)
+    per_image = mean_forward({k: e.card.architecture for k, e in teachers.experts.items()}, sizes)
+    cost = cost_of(plan, per_image, teachers.orders)
+    school = School(
+        lessons,
+        teachers.card(plan, data),
+        cost,
+        sizes,
+        placed.doubt(desk.precision),
+        desk.at_work(teachers.experts.values(), -(-plan.training.batch // team_size())),
+        clustered,
+    )
+    school.validation = school.validation_of(plan, MOST_SAMPLES)
+    return school
+
+
+def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
+    """The ensemble's own trajectories, answered by its mixture."""
+    ensemble = load_ensemble(teachers.run, placement=desk.placement)
+    if ensemble.missing:
+        first = min(ensemble.missing)
+        raise UserError(f"cluster {first}: its expert cannot be read ({ensemble.missing[first]}); get it again")
+    route = parse_route(plan.route or teachers.version.route)
+    lessons = SampledLessons(
+        plan.objective,
+        plan.training,
+        ensemble.mixture(route, precision=desk.precision),
+        questions_of(teachers, plan, desk.device),
+        tuple(teachers.version.latent.shape),
+        plan.steps,
+        desk.device,
+    )
+    asked = route.k if isinstance(route, TopK) else len(teachers.experts)
+    cost = cost_of(plan, per_state(ensemble, asked, plan.steps), teachers.orders)
+    return School(
+        lessons,
+        teachers.card(plan, None),
+        cost,
+        dict.fromkeys(teachers.experts, 1),
+        ensemble.placed.doubt(desk.precision, ensemble.router.card.architecture.trunk),
+        desk.at_work(ensemble.experts, TRAJECTORIES),
+    )
+
+
+def per_state(ensemble: Ensemble, asked: int, steps: int) -> float:
+    """Operations of a state and its answer, at most: the router and `asked` experts, and the step from pure noise."""
+    largest = sorted((flops_forward(e.card.architecture) for e in ensemble.experts), reverse=True)[:asked]
+    return (sum(largest) + flops_forward(ensemble.router.card.architecture.trunk)) * (steps + 1) / steps
+
+
+def questions_of(teachers: Teachers, plan: DistillPlan, device: torch.device) -> Questions:
+    """What to ask for: the plan's prompts, or every class alike."""
+    text, classes = teachers.version.text, next(iter(teachers.experts.values())).card.architecture.classes
+    if text is None:
+        return Questions(classes or 0, lambda numbers: Condition(labels=torch.tensor(numbers)), device)
+    encoder = text_encoder(text, str(device))
+
+    def read(numbers: list[int]) -> Condition:
+        encoded = encoder.encode([plan.prompts[number] for number in numbers])
+        # an encoder answers with inference tensors, which cannot be trained on
+        return Condition(**{name: value.clone() for name, value in encoded.items()})
+
+    return Questions(len(plan.prompts), read, device)
+
+
+def choose(resources: Resources, plan: DistillPlan, school: School, desk: Desk, state: Path) -> Choice:
+    """How the student is computed, in the memory that its teachers leave."""
+    left, taken, saved = resources, 0.0, saved_execution(state)
+    if desk.device.type == "cuda" and (saved is None or resources.memory is not None):
+        taken = torch.cuda.memory_allocated(desk.device) / GIB + school.at_work
+        room = min(reachable(desk.device), resources.memory or float("inf"))
+        left = replace(resources, memory=max(0.0, room - taken))
+    samples = 0 if school.clustered is None else school.clustered.shards.nbytes()
+    try:
+        choice = left.choose(account(plan.network), plan.training, samples, saved)
+    except UserError as error:
+        raise UserError(f"beside its teachers, which take {taken:.1f} GiB: {error}") from error
+    return replace(choice, limit=resources.memory)
+
+
+def started(
+    plan: DistillPlan, teachers: Teachers, school: School, choice: Choice, device: torch.device, state: Path
+) -> Start | None:
+    """The weights a plan begins with; None: random ones."""
+    candidates = able(teachers.candidates(school.sizes), plan)
+    if plan.start == "average":
+        return average_start(candidates)
+    if plan.start == "best":
+        return best_start(candidates, school.validation_of(plan, MOST_MEASURED), choice.execution, device, state)
+    return None
+
+
+def grown(card: ExpertCard, start: Start) -> ExpertCard:
+    """The card of a student that begins somewhere: it keeps the start's process, as any training that goes on does."""
+    process = {"schedule": start.card.schedule, "kind": start.card.kind, "bridge_limit": start.card.bridge_limit}
+    return card.model_copy(update={**process, "origin": start.origin})

@@ -1,0 +1,245 @@
+"""What a student is taught, against closed forms and against experts asked one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.artifacts import Store
+from atoll.distill.lessons import TRAJECTORIES, DataLessons, OwnExperts, Questions, SampledLessons, taught
+from atoll.distill.plan import DistillPlan, student_plan
+from atoll.distill.stage import Desk, Teachers, data_school
+from atoll.ensemble.engine import ExpertEngine
+from atoll.ensemble.groups import Group
+from atoll.ensemble.mixture import Mixture
+from atoll.ensemble.residency import Slot
+from atoll.ensemble.versions import place_of
+from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
+from atoll.islands.expert import load_expert
+from atoll.process import (
+    EDM,
+    Bridge,
+    Condition,
+    CosineVP,
+    Denoiser,
+    Kind,
+    LinearFlow,
+    Objective,
+    Schedule,
+    combine,
+    convert,
+    noisy,
+)
+from atoll.training.machines import GIB
+from atoll.training.recipe import Training
+from atoll.training.resources import Resources
+from gaussian_world import WORLD, name, relative_error
+from tiny_experts import engine, plain, question, write_experts
+
+CPU = torch.device("cpu")
+TEACHERS: list[tuple[Schedule, Kind]] = [
+    (LinearFlow(), Kind.VELOCITY),
+    (CosineVP(), Kind.EPSILON),
+    (EDM(), Kind.X0),
+    (CosineVP(), Kind.V),
+]
+STUDENTS = [
+    (LinearFlow(), Kind.VELOCITY),
+    (CosineVP(), Kind.EPSILON),
+    (EDM(), Kind.X0),
+    (LinearFlow(), Kind.X0),
+    (CosineVP(), Kind.V),
+]
+TRAINING = Training(images=4096, batch=100, learning_rate=1e-3, ema_images=100, seed=3)
+
+
+def exact_teachers() -> list[Denoiser]:
+    """The ideal expert of every cluster, each of another schedule and kind, on the reference path."""
+    return [
+        Bridge(ExactDenoiser(WORLD.cluster(k), schedule, kind), onto=LinearFlow(), limit=None)
+        for k, (schedule, kind) in enumerate(TEACHERS)
+    ]
+
+
+@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
+def test_exact_teachers_of_any_objective_give_the_exact_target(schedule: Schedule, kind: Kind) -> None:
+    """For a sample of cluster k it is E[p x0 + q eps | x, cluster k] on the student's path: nothing of the others."""
+    numbers = torch.Generator().manual_seed(1)
+    x0, component = WORLD.sample(240, numbers)
+    clusters = WORLD.clusters[component]
+    t = 0.02 + 0.9 * torch.rand(240, generator=numbers, dtype=torch.float64)
+    x = noisy(schedule, x0, torch.randn(x0.shape, generator=numbers, dtype=torch.float64), t)
+    condition = Condition(labels=WORLD.labels[component], dropped=torch.rand(240, generator=numbers) < 0.3)
+
+    objective = Objective(schedule=schedule, kind=kind)
+    target = taught(OwnExperts(exact_teachers()).about(clusters), objective, x, t, condition)
+    for k in range(4):
+        mine = clusters == k
+        known = WORLD.cluster(k).posterior(x[mine], t[mine], schedule, condition[mine])
+        truth = combine(kind, schedule, t[mine], known.x0, known.eps).value
+        assert relative_error(target[mine], truth).max() < 1e-7
+
+
+@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
+def test_the_mean_lesson_is_what_the_whole_world_says(schedule: Schedule, kind: Kind) -> None:
+    """A state may come from any cluster, by p(k | x, t, c): the mean of its targets, what a squared error finds, is
+    the answer of the whole world, with the condition and without it."""
+    numbers = torch.Generator().manual_seed(2)
+    x0, component = WORLD.sample(100, numbers)
+    t = 0.02 + 0.9 * torch.rand(100, generator=numbers, dtype=torch.float64)
+    x = noisy(schedule, x0, torch.randn(x0.shape, generator=numbers, dtype=torch.float64), t)
+    condition = Condition(labels=WORLD.labels[component], dropped=torch.rand(100, generator=numbers) < 0.3)
+    known = WORLD.posterior(x, t, schedule, condition)
+
+    objective, experts = Objective(schedule=schedule, kind=kind), OwnExperts(exact_teachers())
+    targets = [taught(experts.about(torch.full((100,), k)), objective, x, t, condition) for k in range(4)]
+    mean = (torch.stack(targets, -1) * known.clusters[:, None, :]).sum(-1)
+    truth = combine(kind, schedule, t, known.x0, known.eps).value
+    assert relative_error(mean, truth).max() < 1e-7
+
+
+def test_a_group_at_a_time_is_as_one_by_one(tmp_path: Path) -> None:
+    """Each teacher runs once, on its own rows, in whatever order they come."""
+    places = write_experts(tmp_path)
+    x, t, condition = question(37)
+    clusters = torch.randint(4, (37,), generator=torch.Generator().manual_seed(5))
+    together = OwnExperts(engine(places).denoisers).about(clusters)(x, t, condition).value
+    experts = plain(places)
+    with torch.no_grad():
+        for row, cluster in enumerate(clusters.tolist()):
+            here = slice(row, row + 1)
+            alone = experts[cluster](x[here], t[here], condition[here]).value
+            assert (together[here] - alone).abs().max() <= 1e-6 * alone.abs().max() + 1e-6
+
+
+def test_a_teacher_runs_once_for_a_batch(tiny_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order of the samples, and however many micro-batches the student makes of it."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    asked: list[tuple[int, int]] = []
+    answers = ExpertEngine._answer
+
+    def counted(self: ExpertEngine, slot: Slot, group: Group) -> torch.Tensor:
+        asked.append((group.expert, group.count))
+        return answers(self, slot, group)
+
+    monkeypatch.setattr(ExpertEngine, "_answer", counted)
+    data_school(teachers, plan, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons.draw(0, 200, slice(0, 200))
+    assert sorted(expert for expert, _ in asked) == list(range(8))
+    assert sum(rows for _, rows in asked) == 200
+
+
+def test_teachers_that_take_turns_say_the_same(tiny_demo: Path) -> None:
+    """With memory for two of the eight, as in sampling."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    desk = Desk.at(Resources("cpu"), tiny_demo / "nowhere")
+    narrow = replace(desk, placement=replace(desk.placement, memory=1e6 / GIB))
+    roomy, turns = (data_school(teachers, plan, each).lessons for each in (desk, narrow))
+    assert isinstance(turns, DataLessons)
+    (engine,) = {expert.engine for expert in turns.experts.experts}  # type: ignore[attr-defined]
+    assert len(engine.residency.slots) == 2
+    together, one_by_one = (lessons.draw(0, 64, slice(0, 64)) for lessons in (roomy, turns))
+    assert all(torch.equal(together[name], one_by_one[name]) for name in together)
+
+
+def tiny_teachers(run: Path) -> tuple[Teachers, DistillPlan]:
+    teachers = Teachers.of(Store.at(run))
+    return teachers, student_plan(teachers.orders, objective="ddpm")
+
+
+def test_lessons_of_a_real_run_are_its_experts_own_answers(tiny_demo: Path) -> None:
+    """States are noisy samples, some without their prompt; each is answered by the expert of its own cluster."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tiny_demo / "nowhere"))
+    lessons = school.lessons
+    assert isinstance(lessons, DataLessons)
+    whole = lessons.draw(64, 48, slice(0, 48))
+    part = lessons.draw(64, 48, slice(10, 30))
+    assert all(torch.allclose(part[key], whole[key][10:30], atol=1e-5) for key in whole)
+    assert 0 < int(whole["dropped"].sum()) < 24
+
+    clusters = asked_clusters(lessons, 64, 48)
+    assert len(clusters.unique()) > 3
+    condition, objective = Condition.of(whole), plan.objective
+    for member in teachers.version.serving:
+        rows = clusters == member.cluster
+        if not bool(rows.any()):
+            continue
+        expert = load_expert(place_of(teachers.run, member)).denoiser(LinearFlow())
+        with torch.no_grad():
+            answer = Bridge(expert, onto=objective.schedule)(whole["x"][rows], whole["t"][rows], condition[rows])
+        truth = convert(answer, objective.kind, objective.schedule, whole["x"][rows], whole["t"][rows]).value
+        assert (whole["target"][rows] - truth).abs().max() < 1e-5
+
+
+def asked_clusters(lessons: DataLessons, images: int, batch: int) -> torch.Tensor:
+    """Which cluster the samples of a batch are of: found again by their states at t = 0."""
+    still = DataLessons(
+        Objective(schedule=LinearFlow(), kind=Kind.X0),
+        lessons.training,
+        lessons.clustered,
+        OwnExperts([Still(k) for k in range(8)]),
+        lessons.latent,
+        CPU,
+    )
+    return still.draw(images, batch, slice(0, batch))["target"].flatten(1)[:, 0].round().long()
+
+
+class Still:
+    """Says its own number as x0, whatever it is asked."""
+
+    schedule, kind = LinearFlow(), Kind.VELOCITY
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, x: torch.Tensor, t: torch.Tensor, condition: Condition | None) -> object:
+        from atoll.process import Prediction
+
+        x0 = Prediction(Kind.X0, torch.full_like(x, self.number))
+        return convert(x0, Kind.VELOCITY, self.schedule, x, t.clamp(min=1e-3))
+
+
+def sampled(objective: Objective, steps: int = 20) -> SampledLessons:
+    """Lessons on the trajectories of an ideal ensemble in six dimensions."""
+    mixture = Mixture(exact_teachers(), ExactRouter(WORLD))
+    questions = Questions(2, lambda numbers: Condition(labels=torch.tensor(numbers)), CPU)
+    return SampledLessons(objective, TRAINING, mixture, questions, (6, 1, 1), steps, CPU)
+
+
+@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
+def test_states_of_the_ensembles_own_way_have_the_worlds_exact_answers(schedule: Schedule, kind: Kind) -> None:
+    """Wherever a trajectory comes by, what the whole world says there is the target, in the student's words."""
+    objective = Objective(schedule=schedule, kind=kind)
+    lesson = sampled(objective).draw(0, 400, slice(0, 400))
+    inside = lesson["t"] < 0.98
+    x, t, condition = lesson["x"][inside].double(), lesson["t"][inside], Condition.of(lesson)[inside]
+    known = WORLD.posterior(x, t, schedule, condition)
+    truth = combine(kind, schedule, t, known.x0, known.eps).value
+    error = relative_error(lesson["target"][inside], truth)
+    assert error.median() < 1e-5
+    assert error.quantile(0.95) < 1e-3  # float32, where clusters lie close together
+
+
+def test_a_batch_of_samples_does_not_depend_on_how_it_is_cut() -> None:
+    lessons = sampled(Objective(schedule=LinearFlow(), kind=Kind.VELOCITY))
+    size = TRAJECTORIES * lessons.steps
+    whole = lessons.draw(size - 100, 200, slice(0, 200))  # of two pools
+    again = sampled(lessons.objective)
+    pieces = [again.draw(size - 100 + start, 50, slice(0, 50)) for start in (150, 0, 50, 100)]
+    joined = {key: torch.cat([pieces[i][key] for i in (1, 2, 3, 0)]) for key in whole}
+    assert all(torch.equal(joined[key], whole[key]) for key in whole)
+    assert not torch.equal(whole["x"][:100], whole["x"][100:])
+
+
+def test_walked_trajectories_end_in_the_world() -> None:
+    """The cleanest states of an ideal ensemble's trajectories lie where the data does: in every cluster."""
+    pool = sampled(Objective(schedule=LinearFlow(), kind=Kind.VELOCITY), steps=60).pool(0)
+    clean = pool["t"] < 0.03
+    x, t = pool["x"][clean].double().flatten(1), pool["t"][clean]
+    known = WORLD.posterior(x, t, LinearFlow(), None)
+    assert known.clusters.argmax(1).unique().numel() == 4
+    distance = (known.x0 - x).norm(dim=1) / 6**0.5
+    assert distance.median() < 0.1

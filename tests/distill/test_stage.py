@@ -1,0 +1,287 @@
+"""From a run to a student: killed and gone on with, started somewhere, painted with, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.artifacts import Artifact, Store
+from atoll.cli import main
+from atoll.cli.distill import told_student
+from atoll.convert.model_card import teacher_lines
+from atoll.data.space import LatentSpace
+from atoll.distill.plan import DistillPlan, student_plan
+from atoll.distill.stage import Desk, Teachers, data_school, distill
+from atoll.distill.start import CHOSEN
+from atoll.ensemble.changes import remove_expert
+from atoll.ensemble.status import stages
+from atoll.ensemble.versions import place_of
+from atoll.islands.expert import ExpertCard, all_licences, load_expert, write_expert
+from atoll.model import load
+from atoll.models.accounting import flops_forward
+from atoll.models.dit import DiT, DiTConfig
+from atoll.process import Kind, LinearFlow
+from atoll.training.execution import Execution
+from atoll.training.resources import Resources
+from killed import finish, start
+
+TINY = ["--device", "cpu", "--set", "training.images=512", "--set", "training.batch=32"]
+
+
+@pytest.fixture(scope="module")
+def teachers(tiny_demo: Path) -> Teachers:
+    return Teachers.of(Store.at(tiny_demo))
+
+
+def tiny_plan(teachers: Teachers, **changes: object) -> DistillPlan:
+    plan = student_plan(teachers.orders)
+    training = plan.training.model_copy(update={"images": 128, "batch": 32})
+    return plan.model_copy(update={"training": training, **changes})
+
+
+@pytest.mark.parametrize("states", ["data", pytest.param("samples", marks=pytest.mark.slow)])
+def test_killed_and_gone_on_with_it_is_the_same_student(
+    states: str, tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a handwritten one\na handwritten two\n")
+    how = ["--start", "best"] if states == "data" else ["--from-samples", "--prompts", str(tmp_path / "prompts.txt")]
+    command = ["distill", str(tiny_demo), *TINY, *how, "--checkpoint-seconds", "0", "--out"]
+    main([*command, str(tmp_path / "unbroken")])
+    process = start([*command, "broken"], tmp_path)
+    state = tmp_path / "broken" / "state"
+    deadline = time.monotonic() + 60
+    while not list(state.glob("*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.is_alive(), (tmp_path / "said.txt").read_text()
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode != 0
+    assert (state / CHOSEN).exists() == (states == "data")
+    assert not (tmp_path / "broken" / "manifest.json").exists()
+    finish([*command, "broken"], tmp_path)
+    unbroken, broken = Artifact.open(tmp_path / "unbroken", "expert"), Artifact.open(tmp_path / "broken", "expert")
+    assert broken.digest == unbroken.digest
+    assert not state.exists()
+    main([*command, str(tmp_path / "broken")])
+    assert "already there" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Path, tmp_path: Path) -> None:
+    """Of another depth and objective than its teachers; painted with alone, measured beside them."""
+    plan = tiny_plan(teachers)
+    told = told_student(student_plan(teachers.orders, objective="ddpm"), {}, ["network.depth=1"])
+    plan = told.model_copy(update={"training": plan.training})
+    artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
+    assert artifact is not None
+    expert = load_expert(artifact.store)
+    assert expert.card.kind is Kind.EPSILON
+    assert expert.card.cluster is None
+    assert expert.card.architecture.depth == 1
+    assert [teacher.digest for teacher in expert.card.teachers] == [m.digest for m in teachers.version.serving]
+    assert artifact.manifest.parents["teacher-03"] == teachers.experts[3].digest
+    model = load(tmp_path / "student")
+    assert len(model.generate(["a handwritten one"] * 2, steps=2)) == 2
+
+    painted = ["--route", "top-1", "-n", "20", "--steps", "2", "--threads", "1", "--out", str(tmp_path / "results")]
+    main(["evaluate", str(tiny_demo), "--student", str(tmp_path / "student"), *painted])
+    arms = {arm["name"]: arm for arm in json.loads((tmp_path / "results" / "evaluation.json").read_text())["arms"]}
+    assert arms["student-student-g2"]["digest"] == model.digest
+    assert "student student, guidance 2" in (tmp_path / "results" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_student_paints_the_same_as_a_diffusers_pipeline(teachers: Teachers, tmp_path: Path) -> None:
+    """Exported, and read back by atoll; its card names who taught it."""
+    distill(teachers.run, tmp_path / "student", tiny_plan(teachers), resources=Resources("cpu"))
+    main(["export", str(tmp_path / "student"), "--to", "diffusers", "--out", str(tmp_path / "folder")])
+    here, there = load(tmp_path / "student"), load(tmp_path / "folder")
+    images = [model.generate(["a handwritten one"] * 2, steps=2, seed=5) for model in (here, there)]
+    assert [image.tobytes() for image in images[0]] == [image.tobytes() for image in images[1]]
+    card = (tmp_path / "folder" / "README.md").read_text()
+    assert "# One dense diffusion model of 8 experts that never met" in card
+    assert all(member.digest in card for member in teachers.version.serving)
+
+
+def test_a_students_classes_have_names(tmp_path: Path) -> None:
+    """A model of its own is asked for a class by name, as the ensemble it comes from."""
+    network = DiTConfig(latent=(1, 4, 4), patch=4, width=8, depth=1, heads=1, condition="labels", classes=3)
+    card = ExpertCard(
+        architecture=network,
+        schedule=LinearFlow(),
+        kind=Kind.VELOCITY,
+        latent=LatentSpace(autoencoder="pixels", shape=(1, 4, 4), mean=(0.0,), std=(1.0,)),
+        images=0,
+        class_names=("cat", "dog", "owl"),
+    )
+    write_expert(tmp_path / "student", DiT(network).state_dict(), card, [], {})
+    condition = load(tmp_path / "student", device="cpu").condition(["a photo of an owl", 0])
+    assert condition is not None
+    assert condition.labels is not None
+    assert condition.labels.tolist() == [2, 0]
+
+
+def test_status_knows_students(teachers: Teachers, tiny_demo: Path, tmp_path: Path) -> None:
+    """In a folder of its own, and in the run whose experts taught it, until others serve there."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("islands", "samples"))
+    distill(Store.at(run), run / "distilled", tiny_plan(teachers), resources=Resources("cpu"))
+    (alone,) = stages(Store.at(run / "distilled"))
+    assert alone.what.endswith("a student of 8 experts, licence not said")
+    beside = {stage.name: stage for stage in stages(Store.at(run))}["distilled"]
+    assert (beside.digest, beside.next) == (alone.digest, "")
+    remove_expert(Store.at(run), 0)
+    beside = {stage.name: stage for stage in stages(Store.at(run))}["distilled"]
+    assert "others serve now" in beside.what
+    assert beside.next.startswith("atoll distill")
+
+
+def test_operations_are_counted(teachers: Teachers, tmp_path: Path) -> None:
+    """By hand: a quarter of the images, three forward passes of the student and one of a teacher for each."""
+    plan = student_plan(teachers.orders)
+    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
+    forward = flops_forward(plan.network)  # all experts of the demo are alike
+    seen = sum(order.training.images for order in teachers.orders)
+    assert school.cost.student == 3 * forward * plan.training.images
+    assert school.cost.teachers == forward * plan.training.images
+    assert school.cost.monolith == 3 * forward * seen
+    assert school.cost.share == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_the_best_teacher_is_the_one_with_the_lowest_error(teachers: Teachers, tmp_path: Path) -> None:
+    """Found again, by measuring every one of them on all validation samples, without the stage."""
+    plan = tiny_plan(teachers, start="best")
+    artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
+    assert artifact is not None
+    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
+    validation = school.validation_of(plan, 10_000)
+    assert validation is not None
+    errors = {}
+    for member in teachers.version.serving:
+        expert = load_expert(place_of(teachers.run, member))
+        errors[member.digest] = validation.measure(expert.network, expert.card, Execution())
+    best = min(errors, key=lambda digest: errors[digest])
+    assert f"expert {best[:12]}" in (load_expert(artifact.store).card.origin or "")
+
+
+def test_an_average_is_weighed_by_samples(teachers: Teachers, tmp_path: Path) -> None:
+    """Two steps of next to no learning rate stay where they began: at the mean of the flow experts."""
+    plan = tiny_plan(teachers, start="average")
+    still = plan.training.model_copy(update={"learning_rate": 1e-12, "images": 64})
+    plan = plan.model_copy(update={"training": still})
+    artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
+    assert artifact is not None
+    sizes = json.loads((tmp_path_of(teachers) / "partition" / "sizes.json").read_text())["clusters"]
+    flow = [m for m in teachers.version.serving if m.objective == "velocity on linear-flow"]
+    total = sum(sizes[m.cluster]["train"] for m in flow)
+    student = load_expert(artifact.store).network.state_dict()
+    experts = {m.cluster: load_expert(place_of(teachers.run, m)).network.state_dict() for m in flow}
+    assert 1 < len(flow) < 8
+    for name, value in student.items():
+        mean = sum(experts[m.cluster][name] * (sizes[m.cluster]["train"] / total) for m in flow)
+        assert isinstance(mean, torch.Tensor)
+        assert torch.allclose(value, mean, atol=1e-5)
+
+
+def tmp_path_of(teachers: Teachers) -> Path:
+    return teachers.run.path
+
+
+def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
+    """A run whose data and partition are gone teaches all the same, on what it paints; and again the same."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("data", "partition", "islands", "samples"))
+    (tmp_path / "prompts.txt").write_text("a handwritten one\n\na handwritten two\n")
+    common = ["distill", str(run), *TINY, "--from-samples", "--prompts", str(tmp_path / "prompts.txt")]
+    main([*common, "--out", str(tmp_path / "student")])
+    main([*common, "--out", str(tmp_path / "again")])
+    assert Artifact.open(tmp_path / "student").digest == Artifact.open(tmp_path / "again").digest
+    assert "router" in Artifact.open(tmp_path / "student").manifest.parents
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--start", "nowhere"], "--start nowhere: use one of random, best, average"),
+        (["--prompts", "prompts.txt"], "--prompts: has a meaning with --from-samples only"),
+        (["--from-samples"], "--from-samples: these experts read text; give --prompts"),
+        (["--start", "average", "--set", "network.depth=1"], "--start average: 0 of the experts"),
+        (["--objective", "x"], "--objective x: not known; use ddpm or flow"),
+        (["--set", "network.dept=1"], "did you mean network.depth"),
+        (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
+        (["--set", "network.vocabulary=5"], "what its teachers read, and they have 12"),
+        (["--from-samples", "--start", "best", "--prompts", __file__], "--start best: is measured on data"),
+        (
+            ["--from-samples", "--route", "oracle", "--prompts", __file__],
+            "route 'oracle' needs the true cluster",
+        ),
+        (["--from-samples", "--prompts", __file__], "unknown word 'from'"),
+        (["--memory", "8GB", "--device", "cpu"], "--memory: means a CUDA card's memory, and cpu is none"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    arguments: list[str], said: str, tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(["distill", str(tiny_demo), "--out", str(tmp_path / "student"), *arguments], capsys)
+    assert not (tmp_path / "student").exists()
+
+
+def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line in which a verb says what is wrong."""
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_run_that_lacks_something(
+    teachers: Teachers, tiny_demo: Path, planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No experts yet; the data gone; an expert that does not serve any more; one that is damaged."""
+    student = ["--device", "cpu", "--out", str(tmp_path / "student")]
+    assert "no expert serves cluster 0, so nobody can teach it" in refused(["distill", str(planned), *student], capsys)
+    run = tmp_path / "run"
+    shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("data", "islands", "samples"))
+    assert "--from-samples needs no data" in refused(["distill", str(run), *student], capsys)
+    third = teachers.version.serving[3]
+    weights = run / third.path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert third.path in refused(["distill", str(run), *student], capsys)
+    remove_expert(Store.at(run), 3)
+    assert "no expert serves cluster 3" in refused(["distill", str(run), *student], capsys)
+    assert not (tmp_path / "student").exists()
+
+
+def test_every_licence_is_named_once() -> None:
+    assert all_licences(["MIT", None, "CC-BY-4.0", "MIT"]) == "MIT AND CC-BY-4.0"
+    assert all_licences([None, ""]) is None
+
+
+def test_a_card_names_teachers_and_their_licences(teachers: Teachers) -> None:
+    """Experts of two people under two licences: both are the student's, and stand in the card people read."""
+    said = {0: "MIT", 1: "CC-BY-4.0", 2: "MIT"}
+    experts = {
+        k: replace(expert, card=expert.card.model_copy(update={"licence": said.get(k)}))
+        for k, expert in teachers.experts.items()
+    }
+    card = replace(teachers, experts=experts).card(tiny_plan(teachers), None)
+    assert card.licence == "MIT AND CC-BY-4.0"
+    assert [(teacher.cluster, teacher.licence) for teacher in card.teachers[:3]] == list(said.items())
+    about = {"components": ["expert_00"], "experts": [{"teachers": [t.model_dump() for t in card.teachers]}]}
+    lines = teacher_lines(about)
+    assert f"- cluster 1: `{experts[1].digest}`, licence CC-BY-4.0" in lines
+    assert f"- cluster 3: `{experts[3].digest}`, licence not said" in lines
+
+
+def test_cards_without_teachers_are_as_they_were(teachers: Teachers) -> None:
+    """The digests of experts that are there must not change."""
+    card = teachers.experts[0].card
+    assert "teachers" not in card.model_dump(mode="json")
+    assert ExpertCard.model_validate_json(card.model_dump_json()) == card

@@ -121,6 +121,26 @@ def test_nothing_is_written_among_the_pictures(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_mix_says_how_many_experts_there_are(photos: Path) -> None:
+    asked = Asked(hours=0.5, size=32, mix="2ddpm:6flow")
+    assert size_run(str(photos), asked, TWO_CORES, compare=False).partition.clusters == 8, "for 400 images it is five"
+    for mix, said in (("2ddpm:6folw", "unknown objective 'folw'"), ("8flow", "names 8 experts, the partition has 4")):
+        with pytest.raises(UserError, match=said):
+            size_run(str(photos), Asked(hours=0.5, mix=mix, clusters=4), TWO_CORES, compare=False)
+
+
+def test_a_first_try_that_made_nothing_binds_nobody(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Say, of a size that no picture has: the next try may ask for another, and fails by its own mistakes only."""
+    first = size_run(str(photos), Asked(hours=0.5, size=256), TWO_CORES, compare=False)
+    write_once(Store.at(tmp_path), first)
+    with pytest.raises(SystemExit):
+        main(["run", str(photos), "--out", str(tmp_path), "--size", "16", "--mix", "2dpm:2flow"])
+    assert "--mix 2dpm:2flow: unknown objective 'dpm'; use ddpm, flow" in capsys.readouterr().err
+    assert read_run(Store.at(tmp_path)) == first, "and it is not half forgotten either"
+
+
 def test_too_short_a_run_says_so_before_it_begins(
     photos: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ def test_every_setting_of_every_recipe_has_a_meaning() -> None:
         shown = list(described(settings))
         assert {name for name, _, _ in shown} == set(known_names(settings)), "none is left out"
         for name, _, meaning in shown:
-            assert 3 < len(meaning) <= 80, f"{what}: {name} has no meaning that fits a line"
+            assert 3 < len(meaning) <= 55, f"{what}: {name} has no meaning that fits a line"
             assert "\n" not in meaning
 
 

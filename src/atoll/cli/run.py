@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..artifacts import Artifact, Store, UserError
+from ..artifacts import Artifact, Store, UserError, find
 from ..data.prepare import check_apart
 from ..ensemble.status import shell
 from ..ensemble.versions import clean_run, open_ensemble
@@ -36,7 +36,10 @@ def run(
     ] = None,
     out: Annotated[str, typer.Option(help="Folder of the run")] = "",
     clusters: Annotated[
-        int | None, typer.Option("--clusters", "-k", help="How many experts (default: 8, fewer for few images)", min=2)
+        int | None,
+        typer.Option(
+            "--clusters", "-k", help="How many experts (default: as --mix says, or 8, fewer for few images)", min=2
+        ),
     ] = None,
     hours: Annotated[float | None, typer.Option(help="How long it may take here (default: 1)", min=0)] = None,
     size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64)", min=1)] = None,
@@ -79,23 +82,30 @@ def run(
     begun = read_run(place)
     if source is not None:
         check_apart(source, place)
-    if begun is None:
+    wishes = [] if begun is None else others(begun, told)
+    if begun is None or (wishes and source is not None and find(place.child("data")) is None):
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to go on with; name a folder of images")
-        settings = write_once(place, size_run(source, asked, this_machine(on), compare=compare))
+        settings = size_run(source, asked, this_machine(on), compare=compare)
+        if wishes:  # nothing is made yet, so that another wish is no contradiction
+            (place.path / NAME).unlink()
+        settings = write_once(place, settings)
+    elif wishes:
+        name, value, before = wishes[0]
+        raise UserError(f"--{name} {value}: {place}/{NAME} says {before}; leave it out, or choose another --out")
     else:
-        refuse_others(place, begun, told)
         settings = begun if source is None else begun.model_copy(update={"source": source})
     carry_out_and_tell(place, settings, compare=compare, until=until, device=on)
 
 
-def refuse_others(run: Store, begun: RunSettings, told: Mapping[str, object]) -> None:
-    """What was decided stays: another wish would be ignored in silence."""
-    for name, value in told.items():
-        before = getattr(begun.asked, name)
-        if value is not None and value != before:
-            was = "the default" if before is None else before
-            raise UserError(f"--{name} {value}: {run}/{NAME} says {was}; leave it out, or choose another --out")
+def others(begun: RunSettings, told: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """What is asked for now and was not before, with what was; to go on with the old would ignore it in silence."""
+    before = {name: getattr(begun.asked, name) for name in told}
+    return [
+        (name, value, "the default" if before[name] is None else before[name])
+        for name, value in told.items()
+        if value is not None and value != before[name]
+    ]
 
 
 def carry_out_and_tell(

@@ -98,12 +98,16 @@ def near_names(error: ValidationError, known: Sequence[str]) -> str | None:
 
 
 def settings_table(settings: BaseModel, title: str) -> Table:
-    """One line per setting: name, value, meaning."""
+    """One line per setting: name, value, meaning; groups are set apart."""
     table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("setting", no_wrap=True)
     table.add_column("value", no_wrap=True)
     table.add_column("meaning", style="dim")
+    group = ""
     for name, value, meaning in described(settings):
+        if group and group != name.partition(".")[0]:
+            table.add_row()
+        group = name.partition(".")[0]
         shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else format_value(value)
         table.add_row(name, shown, meaning)
     return table

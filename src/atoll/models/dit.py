@@ -39,14 +39,14 @@ NORM_EPS = 1e-6
 class DiTConfig:
     """Everything that decides the weights' shapes and the function they compute."""
 
-    latent: tuple[int, int, int] = field(metadata={"help": "channels, height, width of what is painted: the data's"})
+    latent: tuple[int, int, int] = field(metadata={"help": "channels, height, width: as the data has them"})
     patch: int = field(metadata={"help": "side of the squares of the latent that become tokens"})
     width: int = field(metadata={"help": "values of a token"})
     depth: int = field(metadata={"help": "transformer blocks"})
     heads: int = field(metadata={"help": "attention heads; they divide the width"})
     mlp_ratio: float = field(default=4.0, metadata={"help": "width of a block's MLP, in widths of a token"})
     variant: Literal["adaln", "adaln-single"] = field(
-        default="adaln-single", metadata={"help": "how blocks see time and condition: as DiT, or as PixArt"}
+        default="adaln-single", metadata={"help": "how time steers a block: as in DiT, or in PixArt"}
     )
     condition: Literal["none", "labels", "words", "pooled", "tokens"] = field(
         default="none", metadata={"help": "what it is told of an image; none: nothing"}
@@ -60,23 +60,17 @@ class DiTConfig:
     positions: Literal["sincos", "learned"] = field(
         default="sincos", metadata={"help": "where a token lies: waves, or learned vectors"}
     )
-    position_scale: float = field(
-        default=1.0, metadata={"help": "grid coordinates are divided by it (PixArt at 1024 px has 2)"}
-    )
+    position_scale: float = field(default=1.0, metadata={"help": "divides grid coordinates (PixArt at 1024 px: 2)"})
     qk_norm: bool = field(default=False, metadata={"help": "normalise queries and keys: steadier in bfloat16"})
     activation: Literal["gelu-tanh", "silu"] = field(
         default="gelu-tanh", metadata={"help": "between the layers of a block's MLP"}
     )
     out_channels: int | None = field(default=None, metadata={"help": "channels of an answer; none: the latent's"})
-    frequency_shift: Literal[0, 1] = field(
-        default=0, metadata={"help": "of time frequencies: 0 in official code, 1 in diffusers' DiT"}
-    )
+    frequency_shift: Literal[0, 1] = field(default=0, metadata={"help": "of time frequencies; 1 in diffusers' DiT"})
     mlp_norm_eps: float = field(
-        default=NORM_EPS, metadata={"help": "added to variances before an MLP; 1e-5 in diffusers' DiT"}
+        default=NORM_EPS, metadata={"help": "of the norm before an MLP; 1e-5 in diffusers' DiT"}
     )
-    time_scale: float = field(
-        default=999.0, metadata={"help": "the network is called with time_scale * t, t in [0, 1]; 1 for a SiT"}
-    )
+    time_scale: float = field(default=999.0, metadata={"help": "the network is told time_scale * t; 1 for a SiT"})
 
     def __post_init__(self) -> None:
         channels, height, width = self.latent

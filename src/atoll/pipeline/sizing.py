@@ -18,7 +18,8 @@ from ..models.dit import DiTConfig
 from ..partition.config import PartitionConfig
 from ..planning.assign import Option, best_fit, plan_job
 from ..planning.islands import Island
-from ..planning.recipes import Network, recipe, recipes_worth
+from ..planning.mix import names_of, read_mix
+from ..planning.recipes import OBJECTIVES, Network, recipe, recipes_worth
 from ..training.machines import Machine
 from .settings import Asked, Painting, RunSettings
 
@@ -130,7 +131,9 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
     look = look_at(source, prepare)
     if look.images < 20:
         raise UserError(f"{source}: has {look.images} images; a run needs some hundreds")
-    clusters = asked.clusters or max(2, min(MOST_CLUSTERS, look.images // IMAGES_PER_CLUSTER))
+    named = 0 if asked.mix is None else len(names_of(asked.mix)[0])
+    clusters = asked.clusters or named or max(2, min(MOST_CLUSTERS, look.images // IMAGES_PER_CLUSTER))
+    read_mix(asked.mix, OBJECTIVES, clusters)  # what cannot be is better known before the work
     seconds = 3600 * (asked.hours or USUAL_HOURS)
     left = seconds - prepare_seconds(look, machine) - partition_seconds(look) - START_SECONDS * (3 + clusters)
     training = SHARE * left / (2 if compare else 1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..artifacts import Artifact, Store, UserError
 from ..data.engine import Local, workers_for
 from ..data.prepare import prepare
@@ -89,7 +87,6 @@ def carry_out(
         arms=arms_of(painting, compare),
         count=painting.count,
         seed=seed,
-        threads=torch.get_num_threads(),
         feature_scale=painting.feature_scale,
     )
     evaluation = evaluate(

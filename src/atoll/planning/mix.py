@@ -60,11 +60,7 @@ def read_mix(text: str | None, known: Collection[str], clusters: int) -> Mix:
     if mix is None:
         few = max(1, round(clusters / 4)) if clusters > 1 else 0
         mix = f"{few}ddpm:{clusters - few}flow" if few else "1flow"
-    counted = re.fullmatch(r"\d+[A-Za-z][\w-]*(:\d+[A-Za-z][\w-]*)*", mix) is not None
-    names = mix.split(",")
-    if counted:
-        parts = [re.fullmatch(r"(\d+)(.+)", part) for part in mix.split(":")]
-        names = [m[2] for m in parts if m is not None for _ in range(int(m[1]))]
+    names, counted = names_of(mix)
     for name in names:
         if name not in known:
             raise UserError(f"--mix {mix}: unknown objective {name!r}; use {', '.join(sorted(known))}")
@@ -73,6 +69,14 @@ def read_mix(text: str | None, known: Collection[str], clusters: int) -> Mix:
             f"--mix {mix}: names {len(names)} experts, the partition has {clusters} clusters; make them equal"
         )
     return Mix(tuple(names), not counted, text)
+
+
+def names_of(mix: str) -> tuple[list[str], bool]:
+    """The objective of every expert that a mix names, and whether they were counted or put in order."""
+    if re.fullmatch(r"\d+[A-Za-z][\w-]*(:\d+[A-Za-z][\w-]*)*", mix) is None:
+        return mix.split(","), False
+    parts = [re.fullmatch(r"(\d+)(.+)", part) for part in mix.split(":")]
+    return [m[2] for m in parts if m is not None for _ in range(int(m[1]))], True
 
 
 def detail_of(partition: Artifact, cluster: int) -> float:

@@ -40,7 +40,7 @@ class PlanConfig(BaseModel):
     """Everything a plan decides. `training.seed` is the run's; every order draws its own from it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    mix: str | None = Field(default=None, description="such as 2ddpm:6flow; none: one cluster in four gets ddpm")
+    mix: str | None = Field(default=None, description="such as 2ddpm:6flow; none: one in four by ddpm")
     network: Network
     training: Training
     objectives: dict[str, Objective] = dict(OBJECTIVES)

@@ -171,16 +171,10 @@ class Corruption:
 class Objective:
     """A schedule, the kind predicted on it, where in time to train, and how to weigh the error."""
 
-    schedule: AnySchedule = field(
-        metadata={"help": "path from data to noise: linear-flow, cosine-vp, ddpm-betas or edm"}
-    )
-    kind: Kind = field(metadata={"help": "what the network predicts: x0, epsilon, velocity, v or score"})
-    density: TimeDensity = field(
-        default=Uniform(), metadata={"help": "which times are trained how often: uniform, logit-normal or shifted"}
-    )
-    weighting: Weighting = field(
-        default=Plain(), metadata={"help": "of the squared error over times: plain, min-snr or sigmoid"}
-    )
+    schedule: AnySchedule = field(metadata={"help": "data to noise: linear-flow, cosine-vp, ddpm-betas, edm"})
+    kind: Kind = field(metadata={"help": "what is predicted: x0, epsilon, velocity, v, score"})
+    density: TimeDensity = field(default=Uniform(), metadata={"help": "times to train: uniform, logit-normal, shifted"})
+    weighting: Weighting = field(default=Plain(), metadata={"help": "of the error over times: plain, min-snr, sigmoid"})
 
     def times(self, u: Tensor) -> Tensor:
         """Training times [B] from uniform numbers in (0, 1), kept inside the schedule's band."""

@@ -341,17 +341,24 @@ class Judge:
         self.check_canary(seen)
 
     def check_canary(self, seen: Canary) -> None:
-        self.measured["canary"] = {"with": tidy(seen.after), "without": seen.before, "gaussian": seen.gaussian}
+        """What is painted may not move away from the data, in its cluster or in others."""
+        self.measured["canary"] = {
+            "with": [tidy(distance) for distance in seen.after],
+            "without": seen.before,
+            "gaussian": seen.gaussian,
+        }
         served = any(member.cluster == self.order.cluster for member in self.version.serving)
-        worst = self.order.acceptance.gaussians * seen.gaussian
-        # a model with nobody for this cluster is no measure
-        if seen.before is not None and served and not self.replace:
-            worst = CANARY_SLACK * seen.before
-        said = (
-            f"refused by the canary, images painted with it lie {seen.after:.4g} from the nearest real one, at most "
-            f"{worst:.4g} are allowed"
-        )
-        self.hold("canary", seen.after, worst, said)
+        allowed = {"its cluster": self.order.acceptance.gaussians * seen.gaussian}
+        if seen.before is not None and not self.replace:
+            inside, outside = (CANARY_SLACK * distance for distance in seen.before)
+            # a model with nobody for this cluster is no measure there
+            allowed = {"its cluster": inside if served else allowed["its cluster"], "other clusters": outside}
+        for (where, worst), distance in zip(allowed.items(), seen.after, strict=False):
+            said = (
+                f"refused by the canary, images of {where} painted with it lie {distance:.4g} from the nearest real "
+                f"one, at most {worst:.4g} are allowed"
+            )
+            self.hold(f"canary, {where}", distance, worst, said)
 
     def seat(self, now: Version | None, member: Member, seats: Seats) -> Version:
         before = begun(self.run, now)

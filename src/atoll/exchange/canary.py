@@ -2,7 +2,7 @@
 
 What is measured is plain: the median distance of a painted latent to the nearest real one of the clusters asked for.
 Broken images are far from everything. It is drawn from the seed of one admission, with guidance, so that both branches
-count, half of it in the candidate's cluster and half in others.
+count, half of it in the candidate's cluster and half in others, and the halves are looked at by themselves.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ MOST_REAL = 2000
 
 @dataclass(frozen=True)
 class Canary:
-    """Median distances to the nearest real latent, and what was painted: float32 [N, C, H, W] each.
+    """Median distances to the nearest real latent, in the candidate's cluster and in others, and what was painted:
+    float32 [N, C, H, W] each.
 
     `before` is without the candidate, None where the model cannot paint yet; then the candidate paints alone.
     `gaussian` is the distance of draws from the cluster's Gaussian: what knows only means and variances does not look
     like data, and nobody should be much further away.
     """
 
-    after: float
-    before: float | None
+    after: tuple[float, ...]
+    before: tuple[float, float] | None
     gaussian: float
     with_it: Tensor | None
     without_it: Tensor | None
@@ -107,7 +108,7 @@ def canary(
     gaussian = nearest(holdout.gaussian(cluster).draw(half, numbers), real)
     some = real[:: max(1, len(real) // COLUMNS)][:COLUMNS].unflatten(1, version.latent.shape)
     if whole is None:
-        return Canary(nearest(alone, real), None, gaussian, None, None, alone, unguided, some, cluster)
+        return Canary((nearest(alone, real),), None, gaussian, None, None, alone, unguided, some, cluster)
     guidance = GUIDANCE if reads else 1.0
     before = whole.mixture(parse_route(version.route))
     denoisers = [candidate if k == cluster else denoiser for k, denoiser in enumerate(before.denoisers)]
@@ -116,8 +117,13 @@ def canary(
     after = replace(before, denoisers=denoisers, router=RouterAmong(router, gone) if gone else router)
     with_it, without_it = (paint(mixture, condition, len(rows), guidance) for mixture in (after, before))
     near = torch.cat([real, real_latents(holdout, None)])
-    after_it, before_it = nearest(with_it, near), nearest(without_it, near)
-    return Canary(after_it, before_it, gaussian, with_it, without_it, alone, unguided, some, cluster)
+
+    def distances(painted: Tensor) -> tuple[float, float]:
+        return nearest(painted[:half], near), nearest(painted[half:], near)
+
+    return Canary(
+        distances(with_it), distances(without_it), gaussian, with_it, without_it, alone, unguided, some, cluster
+    )
 
 
 def present_model(run: Store, device: str) -> Ensemble | None:

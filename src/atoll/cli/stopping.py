@@ -24,11 +24,11 @@ KEPT = {
     "admit": "experts that were admitted stay; the same command goes on with the others",
     "router": "the last checkpoint is kept, if there was one; the same command goes on",
     "ensemble": "the model is as it was, or changed as a whole; `atoll ensemble RUN` tells",
-    "evaluate": "the samples of finished arms are kept; the same command goes on with the next",
+    "evaluate": "finished batches of samples are kept; the same command goes on with the next",
     "export": "nothing is kept; give the same command again",
     "train": "the last checkpoint is kept, if there was one; the same command goes on",
     "join": "the last checkpoint is kept, if there was one; the same command goes on",
-    "sample": "earlier images are as they were, these are not kept; the same command paints them",
+    "sample": "earlier images are as they were, finished batches of these are kept; the same command goes on",
     "describe": "nothing is changed by it",
     "convert": "nothing is kept; give the same command again",
 }

@@ -95,7 +95,7 @@ def draw(made: dict[str, Any], path: Path) -> None:
     panels[0].plot(right["t"], right["accuracy_unconditional"], color=second, ls="--", label="prompt dropped")
     panels[0].set_title("Real images: right cluster named")
     panels[1].plot(painted["t"], painted["experts"], color=first)
-    panels[1].set(title=f"While painting: experts hesitated among, of {experts}", ylim=(1, None))
+    panels[1].set(title=f"While painting: experts it hesitates among, of {experts}", ylim=(1, experts))
     panels[2].plot(painted["t"], painted["settled"], color=first, label="has its last expert already")
     panels[2].plot(painted["t"], painted["changed"], color=second, ls="--", label="changes expert at this step")
     panels[2].set_title("While painting: images at top-1")

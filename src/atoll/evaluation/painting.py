@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 from ..artifacts import Artifact, UserError
@@ -32,16 +31,22 @@ class Opening:
     class_names: tuple[str, ...] | None = None  # the data's: an expert alone may know numbers only
 
 
-@lru_cache(maxsize=1)  # arms of one model follow each other, and two models may be too large for a card
+KEPT: dict[Opening, Model] = {}  # the model this process has painted with last
+
+
 def opened(opening: Opening) -> Model:
-    model = load(
-        opening.place,
-        router=opening.router,
-        device=opening.device,
-        memory=opening.memory,
-        weights=opening.weights,
-    )
-    return model if opening.class_names is None else replace(model, class_names=opening.class_names)
+    """The model of an opening, kept until another is asked for: arms of one model follow each other."""
+    if opening not in KEPT:
+        KEPT.clear()  # before the next is loaded: two may be too large for a card
+        model = load(
+            opening.place,
+            router=opening.router,
+            device=opening.device,
+            memory=opening.memory,
+            weights=opening.weights,
+        )
+        KEPT[opening] = replace(model, class_names=opening.class_names or model.class_names)
+    return KEPT[opening]
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,12 @@ def painters_of(engine: Engine) -> Iterator[Painters]:
 
     Models they opened here are forgotten before and after: a run may get a newer one any time, and memory is dear.
     """
-    opened.cache_clear()
+    KEPT.clear()
     try:
         with engine.start() as workers:
             yield Painters(None if isinstance(workers, ThisProcess) else workers)
     finally:
-        opened.cache_clear()
+        KEPT.clear()
 
 
 def told_of(asked: tuple[Opening, SampleSettings]) -> tuple[SampleSettings, About]:

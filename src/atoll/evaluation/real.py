@@ -137,7 +137,9 @@ class RealData:
         Images are read part by part. With prompts and clusters, `clusters` has the scores of each cluster's prompts.
         """
         features = self.features_of(images)
-        distance, *resampled = self._reference.distances(self.in_directions(features.numpy()), self._resamples, seed=0)
+        where = "cpu" if self._device.startswith("mps") else self._device  # which has no float64
+        seen = np.ascontiguousarray(self.in_directions(features.numpy()))
+        distance, *resampled = self._reference.distances(seen, self._resamples, seed=0, device=where)
         spread = 1.96 * float(np.std(resampled, ddof=1))
         sets = self._sets(features, prompts)
         scores = scored(sets, without=APART)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .sets import Sets, score
 
@@ -38,8 +40,8 @@ class FrechetReference:
     def distance(self, features: Array) -> float:
         return self.distances(features, 0, 0)[0]
 
-    def distances(self, features: Array, resamples: int, seed: int) -> list[float]:
-        """The distance, then that of `resamples` sets drawn from the features with replacement.
+    def distances(self, features: Array, resamples: int, seed: int, device: str = "cpu") -> list[float]:
+        """The distance, then that of `resamples` sets drawn from the features with replacement; float64 on `device`.
 
         The draws depend on (seed, number of samples) only: two arms of images from equal noise, resampled alike, give a
         paired interval of their ratio. A set drawn with replacement has a larger distance than the set itself, in every
@@ -47,22 +49,22 @@ class FrechetReference:
         """
         if len(features) < 2:
             raise ValueError(f"a Frechet distance needs at least two samples in each set, got {len(features)}")
-        x = features.astype(np.float64)
-        turned = x @ self.root
+        x, root, mean = (torch.from_numpy(part).to(device, torch.float64) for part in (features, self.root, self.mean))
+        turned = x @ root
         numbers = np.random.default_rng(seed)
         weights = [np.full(len(x), 1.0 / len(x))]
         weights += [numbers.multinomial(len(x), weights[0]) / len(x) for _ in range(resamples)]
-        return [self._weighted(x, turned, w) for w in weights]
+        return [self._weighted(x, turned, mean, torch.from_numpy(w).to(device)) for w in weights]
 
-    def _weighted(self, x: Array, turned: Array, weights: Array) -> float:
+    def _weighted(self, x: Tensor, turned: Tensor, real_mean: Tensor, weights: Tensor) -> float:
         """Of a set in which row i counts weights[i]; covariances as of len(x) samples, unbiased."""
         unbiased = len(x) / (len(x) - 1.0)
         mean, turned_mean = weights @ x, weights @ turned
-        trace = unbiased * (float(weights @ np.square(x).sum(1)) - float(mean @ mean))
+        trace = unbiased * (weights @ x.square().sum(1) - mean @ mean)
         second = (turned * weights[:, None]).T @ turned
-        covariance = unbiased * (second - np.outer(turned_mean, turned_mean))
-        cross = np.sqrt(np.linalg.eigvalsh(covariance).clip(0)).sum()
-        return float(np.square(mean - self.mean).sum() + trace + self.trace - 2.0 * cross)
+        covariance = unbiased * (second - torch.outer(turned_mean, turned_mean))
+        cross = torch.linalg.eigvalsh(covariance).clamp(min=0).sqrt().sum()
+        return float((mean - real_mean).square().sum() + trace + self.trace - 2.0 * cross)
 
 
 def moments(features: Array) -> tuple[Array, Array]:

@@ -177,12 +177,14 @@ def make_run(place: Path, settings: RunSettings, *, known: Path, compare: bool) 
         carry_out(run, settings, device="cpu", show=lambda what, done, total: None, compare=compare, until=until)
 
     stages("plan")
-    same = [
-        o.stem for o in place.glob("orders/0*.json") if read_order(o)[0] == read_order(known / "orders" / o.name)[0]
-    ]
+    orders, copy = sorted(place.glob("orders/0*.json")), place.parent / "copy"
+    same = [order.stem for order in orders if read_order(order)[0] == read_order(known / "orders" / order.name)[0]]
     for part in ["router", *(f"islands/{name}/expert" for name in same)]:
         if known != place and not (place / part).exists():
-            shutil.copytree(known / part, place / part)
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(known / part, copy)
+            (place / part).parent.mkdir(parents=True, exist_ok=True)
+            copy.rename(place / part)
     stages("router")
 
 

@@ -85,6 +85,7 @@ def main() -> None:
     running.add_argument("--work", type=Path, required=True, help="runs and students lie here, and go on here")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--size", choices=sorted(SIZES), default="demo")
+    running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
     drawing = verbs.add_parser("sheet", help="what the first seed painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
     drawing.add_argument("--out", type=Path, required=True)
@@ -107,7 +108,8 @@ def run(arguments: argparse.Namespace) -> None:
         "seeds": [],
     }
     for seed in arguments.seeds:
-        record["seeds"].append(measure(arguments.work.resolve() / f"seed-{seed}", seed, arguments.size))
+        work, compare = arguments.work.resolve() / f"seed-{seed}", not arguments.no_monolith
+        record["seeds"].append(measure(work, seed, arguments.size, compare=compare))
         arguments.out.write_text(json.dumps(record | {"summary": summary(record["seeds"])}, indent=1) + "\n")
     print("\n".join(table(json.loads(arguments.out.read_text()))))
 
@@ -120,12 +122,12 @@ def commit() -> str:
     return head + (" with changes" if changed else "")
 
 
-def measure(work: Path, seed: int, size: str) -> dict[str, Any]:
+def measure(work: Path, seed: int, size: str, *, compare: bool) -> dict[str, Any]:
     """Everything of one seed."""
     settings, count, steps = SIZES[size]
     runs = {name: work / name for name in MIXES}
     for name, mix in MIXES.items():
-        make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=name == "flow")
+        make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
     students = {name: work / "students" / name for name in (*STUDENTS, ALONE)}
@@ -165,7 +167,7 @@ def at_once(jobs: Sequence[Callable[[], object]]) -> None:
 
 
 def make_run(place: Path, settings: RunSettings, *, known: Path, compare: bool) -> None:
-    """The demo with these settings up to its router; experts of orders that are the same in `known` are taken."""
+    """The demo with these settings up to its router; `known`'s router and experts of the same orders are taken."""
     place.mkdir(parents=True, exist_ok=True)
     run = Store.at(place)
     print(f"{place.parent.name}: the ensemble {place.name}", file=sys.stderr, flush=True)
@@ -175,10 +177,14 @@ def make_run(place: Path, settings: RunSettings, *, known: Path, compare: bool) 
         carry_out(run, settings, device="cpu", show=lambda what, done, total: None, compare=compare, until=until)
 
     stages("plan")
-    for order in (place / "orders").glob("[0-9]*.json"):
-        theirs, expert = known / "orders" / order.name, place / "islands" / order.stem / "expert"
-        if known != place and read_order(order)[0] == read_order(theirs)[0] and not expert.exists():
-            shutil.copytree(known / "islands" / order.stem / "expert", expert)
+    orders, copy = sorted(place.glob("orders/0*.json")), place.parent / "copy"
+    same = [order.stem for order in orders if read_order(order)[0] == read_order(known / "orders" / order.name)[0]]
+    for part in ["router", *(f"islands/{name}/expert" for name in same)]:
+        if known != place and not (place / part).exists():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(known / part, copy)
+            (place / part).parent.mkdir(parents=True, exist_ok=True)
+            copy.rename(place / part)
     stages("router")
 
 
@@ -233,6 +239,7 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     rows = {
         row: {scale: [distance(s, row, scale) / distance(s, "top-1", scale) for s in seeds] for scale in GUIDANCES}
         for row in ROWS
+        if all(f"{row}-g1" in seed["arms"] for seed in seeds)
     }
     scratch = [seed["operations"]["scratch"] for seed in seeds]
     return {
@@ -253,13 +260,14 @@ def distance(seed: dict[str, Any], row: str, scale: int) -> float:
 
 def table(record: dict[str, Any]) -> list[str]:
     """One row per arm: distances by seed with the mean half-width of their intervals, ratios, costs."""
-    seeds = record["seeds"]
     lines = [
         "| | Frechet distance, guidance 1 | ratio | guidance 2 | ratio | training: own + teachers' | cost of a step |",
         "|---|---|---|---|---|---|---|",
     ]
     for row, name in ROWS.items():
-        cells = []
+        seeds, cells = [seed for seed in record["seeds"] if f"{row}-g1" in seed["arms"]], []
+        if not seeds:
+            continue
         for scale in GUIDANCES:
             values = [distance(seed, row, scale) for seed in seeds]
             ends = [seed["arms"][f"{row}-g{scale}"]["frechet_interval"] for seed in seeds]

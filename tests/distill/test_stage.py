@@ -203,6 +203,7 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
     main([*common, "--out", str(tmp_path / "again")])
     assert Artifact.open(tmp_path / "student").digest == Artifact.open(tmp_path / "again").digest
     assert "router" in Artifact.open(tmp_path / "student").manifest.parents
+    assert json.loads((tmp_path / "student" / "distillation.json").read_text())["plan"]["route"] == "top-2"
 
 
 @pytest.mark.parametrize(

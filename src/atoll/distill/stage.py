@@ -143,6 +143,8 @@ def distill(
     resources.check()
     teachers = Teachers.of(run)
     check_fits(plan, teachers)
+    if plan.states == "samples" and plan.route is None:  # the model's own may be another one tomorrow
+        plan = plan.model_copy(update={"route": teachers.version.route})
     parents = parents_of(plan, teachers)
     if (done := finished(out, parents, MADE_BY)) is not None:
         return done
@@ -300,7 +302,8 @@ def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     if ensemble.missing:
         first = min(ensemble.missing)
         raise UserError(f"cluster {first}: its expert cannot be read ({ensemble.missing[first]}); get it again")
-    route = parse_route(plan.route or teachers.version.route)
+    assert plan.route is not None, "settled"
+    route = parse_route(plan.route)
     lessons = SampledLessons(
         plan.objective,
         plan.training,

@@ -27,7 +27,8 @@ USUAL_HOURS = 1.0
 MOST_CLUSTERS, IMAGES_PER_CLUSTER = 8, 80  # fewer clusters where an expert would see fewer images
 PREPARED_PER_S = {"cpu": 70.0, "cuda": 1500.0, "mps": 300.0}  # images, on a CPU per core (EfficientNet-Lite0, 64 px)
 START_SECONDS = 8.0  # of a process: importing torch, reading shards
-SHARE = 0.75  # of the hours left after prepare, for the experts; the rest is for router, evaluation and surprises
+SHARE = 0.7  # of the hours left after prepare, for the experts; the rest is to admit, for router and evaluation
+JUDGED = 3000  # as long as training on so many images takes what `admit` measures and paints of one expert
 PAINTING_SHARE = 0.12
 STEPS = 25
 TRANSFORMED_SIDE = 8  # of a latent: as many tokens as small networks on a CPU can afford
@@ -212,7 +213,7 @@ def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[
         Stage("partition", f"{clusters} clusters", partition_seconds(look)),
         Stage("plan", f"one order each, {plan.mix or 'one in four by DDPM, the rest by flow matching'}", 2.0),
         Stage("train", f"{what}, {machine.cores if machine.kind == 'cpu' else 1} at a time", islands),
-        Stage("admit", "measured on images no expert has seen", 1.0 * clusters),
+        Stage("admit", "measured on images no expert has seen", clusters * JUDGED / rate),
         Stage("router", "learns which expert to ask when", START_SECONDS / 2 + router),
         Stage(
             "evaluate",

@@ -44,7 +44,8 @@ RULES = {
     "mean": "mean",
     "t ": "worst band of t",
     "outside": "outside its cluster",
-    "of cluster": "a neighbour's",
+    "same as": "the same as a neighbour's",
+    "of cluster": "better elsewhere",
     "canary": "canary",
 }
 
@@ -176,7 +177,7 @@ class Bench:
     def judge(self, cluster: int) -> Looking:
         place = place_of(self.run, self.member(cluster))
         judge = Looking(self.run, self.version, self.orders[cluster], read_manifest(place), "it", self.device, False)
-        judge.seed, judge.thorough = self.seed, True
+        judge.seed = self.seed
         return judge
 
     def holdout(self, cluster: int) -> Holdout:

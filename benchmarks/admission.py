@@ -226,9 +226,10 @@ def early(bench: Bench, share: float, cluster: int, work: Path) -> Expert:
 
 def cases(bench: Bench, arguments: argparse.Namespace, work: Path) -> Iterator[tuple[str, str, int, Any]]:
     """(honest or hostile, what, cluster, the expert)."""
-    for cluster in sorted(bench.orders):
+    clusters = sorted(bench.orders) if arguments.clusters is None else arguments.clusters
+    for cluster in clusters:
         yield "honest", FULL, cluster, bench.expert(cluster)
-    for cluster in sorted(bench.orders):
+    for cluster in clusters:
         for other in bench.holdout(cluster).neighbours(cluster, arguments.neighbours):
             impostor = changed(bench.expert(other), disturbed(0.01))
             yield "hostile", f"{NEIGHBOUR}, disturbed by 1 %", cluster, impostor
@@ -247,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clusters", type=int, nargs="*", help="whose experts are judged as they are; default: all")
     parser.add_argument("--attacked", type=int, nargs="*", default=[0])
     parser.add_argument("--early", type=float, nargs="*", default=[0.05, 0.2])
     parser.add_argument("--trained", type=int, nargs="*", default=[0, 5])

@@ -44,7 +44,8 @@ RULES = {
     "mean": "mean",
     "t ": "worst band of t",
     "outside": "outside its cluster",
-    "of cluster": "a neighbour's",
+    "same as": "the same as a neighbour's",
+    "of cluster": "better elsewhere",
     "canary": "canary",
 }
 
@@ -176,7 +177,7 @@ class Bench:
     def judge(self, cluster: int) -> Looking:
         place = place_of(self.run, self.member(cluster))
         judge = Looking(self.run, self.version, self.orders[cluster], read_manifest(place), "it", self.device, False)
-        judge.seed, judge.thorough = self.seed, True
+        judge.seed = self.seed
         return judge
 
     def holdout(self, cluster: int) -> Holdout:
@@ -225,9 +226,10 @@ def early(bench: Bench, share: float, cluster: int, work: Path) -> Expert:
 
 def cases(bench: Bench, arguments: argparse.Namespace, work: Path) -> Iterator[tuple[str, str, int, Any]]:
     """(honest or hostile, what, cluster, the expert)."""
-    for cluster in sorted(bench.orders):
+    clusters = sorted(bench.orders) if arguments.clusters is None else arguments.clusters
+    for cluster in clusters:
         yield "honest", FULL, cluster, bench.expert(cluster)
-    for cluster in sorted(bench.orders):
+    for cluster in clusters:
         for other in bench.holdout(cluster).neighbours(cluster, arguments.neighbours):
             impostor = changed(bench.expert(other), disturbed(0.01))
             yield "hostile", f"{NEIGHBOUR}, disturbed by 1 %", cluster, impostor
@@ -246,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clusters", type=int, nargs="*", help="whose experts are judged as they are; default: all")
     parser.add_argument("--attacked", type=int, nargs="*", default=[0])
     parser.add_argument("--early", type=float, nargs="*", default=[0.05, 0.2])
     parser.add_argument("--trained", type=int, nargs="*", default=[0, 5])

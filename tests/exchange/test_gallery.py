@@ -43,6 +43,7 @@ HANDFUL = [
     "half a character",
 ]
 SECONDS = 60  # that any judgement may take here
+WAITING = r"checking and measuring: \d+ s"  # what a slow machine says meanwhile
 PLACES_OF_TEXT = ("reasons.json", "judgement.json")
 
 
@@ -260,7 +261,7 @@ def test_the_whole_gallery_is_refused_and_the_model_is_what_it_was(trained: Path
         folder = build(name, honest, place)
         code, said, memory = judged_apart(["admit", str(folder), "--out", str(trained)], place)
         most = max(most, memory)
-        lines = said.strip("\n").split("\n")
+        lines = [line for line in said.strip("\n").split("\n") if not re.fullmatch(WAITING, line)]
         if code != 2 or len(lines) != 1 or not lines[0].isprintable() or not re.search(attack.reason, said):
             wrong.append(f"{name}: exit {code}, {said[-400:]!r}")
         shutil.rmtree(place)

@@ -28,13 +28,15 @@ def publish(
     lease_hours: Annotated[
         float, typer.Option(help="A lease that is not renewed for this long expires")
     ] = LEASE_SECONDS / 3600,
-    leases_per_key: Annotated[int, typer.Option(help="Leases one contributor may hold at a time", min=1)] = MOST_LEASES,
+    leases_per_key: Annotated[
+        int, typer.Option(help="Leases one key may hold at a time; those beyond are heeded by nobody", min=1)
+    ] = MOST_LEASES,
 ) -> None:
     """Copy what contributors need, and no more: open orders, their clusters' shards, a card. Again to add what is new.
 
     The holdout, the index, evaluations and your list of signers never leave the run. Contributors write below
-    inbox/ and leases/ only; for s3:// a policy that allows just that is left in the run. What comes back is
-    judged by `atoll admit --inbox-at URL/inbox`.
+    inbox/ and leases/ only; for s3:// a policy that allows just that is left in the run, for a user of IAM for each
+    contributor, named by their key (docs/trust.md). What comes back is judged by `atoll admit --inbox-at URL/inbox`.
 
     Examples:
 
@@ -60,6 +62,9 @@ def publish(
     console.print(f"published: {len(card.orders)} orders at [bold]{plain(str(there))}[/bold]", soft_wrap=True)
     if url.startswith("s3"):
         here.write(POLICY, policy(there.url))
-        console.print(f"give contributors this policy: {plain(str(here))}/{POLICY}", soft_wrap=True)
+        console.print(
+            f"give each contributor a user with this policy, named by their key: {plain(str(here))}/{POLICY}",
+            soft_wrap=True,
+        )
     how = "send their folders to you" if read_only else "run this, and nothing else"
     console.print(f"contributors {how}: atoll join {plain(str(there))}", soft_wrap=True)

@@ -36,6 +36,7 @@ from .measure import (
     Holdout,
     Scores,
     cluster_of,
+    difference,
     inside_rows,
     mean_error,
     recorded,
@@ -59,7 +60,9 @@ MARGIN = 0.01  # by which a newcomer must be better than whoever serves
 BRANCH_SLACK = 0.1  # by which its answers without the condition may be worse then
 BAND_SLACK = 3.0  # a band of t may be this much worse than the mean may
 OUTSIDE_SLACK = 10.0  # the same outside its cluster, of which it has learned nothing
-STRANGER = 0.9  # of its own error in Gaussians that an expert of another cluster has there
+SAME = 0.02  # of a neighbour's error that answers differ by: photographs, disturbed by 1 %: 0.005; trained apart: 0.11
+LEARNED = 0.7  # Gaussians; above, experts are alike because they know little yet
+STRANGER = 0.55  # of its own error in Gaussians that an expert of another cluster has there
 AS_GOOD = 1.1  # of a neighbour's error in its cluster: less is as good as it there
 NO_BETTER = 0.97  # of a neighbour's error in one's own cluster: less is knowing one's own better
 CANARY_SLACK = 1.25  # by which images may move away from the data
@@ -180,7 +183,6 @@ class Judge:
     contributor: str | None = None
     accounts: tuple[str, ...] = ()  # on which it is judged, the folder's and the signer's, where they are kept
     signature: bytes | None = None
-    thorough: bool = False  # look also where it is clear already that nothing will be found
     whole: bool = False  # every file was what the manifest says; else somebody else may still bring the real one
 
     def admit(self, held: Quarantined, name: str) -> Admission:
@@ -305,34 +307,48 @@ class Judge:
             self.hold(f"t {low:g} to {high:g}, {branch}", error, BAND_SLACK * allowed * of, said)
 
     def refuse_neighbours(self, bridge: Denoiser, holdout: Holdout, own: float) -> None:
-        """Who is as good in another cluster as whoever serves it, and no better than that one in its own, is of that
-        cluster. To be good there is no fault: among photographs one cluster is easier than another for everybody.
+        """An expert of another cluster under this one's order: it answers as that one does; or it is by far better
+        there, as good as who serves there, and no better than that one here.
+
+        To be good there is no fault by itself: among photographs one cluster is easier than another for everybody, and
+        a noise expert may be no better at home than a flow expert next door.
         """
         serving = {member.cluster: member for member in self.version.serving}
+        here = Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "own", NEIGHBOUR_PAIRS, 1)
         for cluster in holdout.neighbours(cluster_of(self.order)):
             draws = Draws.of(holdout.inside(cluster), self.seed, "neighbour", NEIGHBOUR_PAIRS, 1)
             unit = mean_error(holdout.gaussian(cluster), holdout, draws)
             there = mean_error(bridge, holdout, draws, self.device)
             self.measured[f"cluster {cluster}"] = ratio(there, unit)
-            # all three must hold for a refusal, so the one that is furthest from it counts.
-            # Worse than a Gaussian it is nobody's expert yet: a short training, no stranger's
-            spared = there / unit / min(1.0, STRANGER * own)
             if cluster not in serving:
                 continue
-            if spared < 1 or self.thorough:
-                try:
-                    theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
-                except UserError:  # it is missing: nobody to compare with
-                    continue
-                here = Draws.of(inside_rows(holdout, cluster_of(self.order)), self.seed, "own", NEIGHBOUR_PAIRS, 1)
-                mine, neighbours = (mean_error(one, holdout, here, self.device) for one in (bridge, theirs))
-                as_good = there / (AS_GOOD * mean_error(theirs, holdout, draws, self.device))
-                spared = max(spared, as_good, NO_BETTER * neighbours / mine)
+            try:
+                theirs = load_expert(place_of(self.run, serving[cluster]), self.device).denoiser(LinearFlow())
+            except UserError:  # it is missing: nobody to compare with
+                continue
+            apart = difference(bridge, theirs, holdout, here, self.device)
+            self.measured[f"apart from cluster {cluster}'s"] = tidy(apart)
+            said = (
+                f"answers as the expert of cluster {cluster} does, they differ by {apart:.3g} of its error; two that "
+                f"were trained apart by more than {SAME:g}"
+            )
+            if own < LEARNED and not self.begun_alike(serving[cluster]):
+                self.hold(f"same as cluster {cluster}'s", SAME, apart, said)
+            # all three must hold for a refusal, so the one that is furthest from it counts.
+            # Worse than a Gaussian it is nobody's expert yet: a short training, no stranger's
+            mine, neighbours = (mean_error(one, holdout, here, self.device) for one in (bridge, theirs))
+            as_good = there / (AS_GOOD * mean_error(theirs, holdout, draws, self.device))
+            spared = max(there / unit / min(1.0, STRANGER * own), as_good, NO_BETTER * neighbours / mine)
             said = (
                 f"is an expert of cluster {cluster}, where its error is {there / unit:.2f} times a Gaussian's; on "
                 f"cluster {self.order.cluster}, which its order is for, {own:.2f}"
             )
             self.hold(f"of cluster {cluster}", 1.0, spared, said)
+
+    def begun_alike(self, member: Member) -> bool:
+        """Whether both were begun from the same weights, and so may have stayed alike."""
+        there, start = find(place_of(self.run, member)), self.manifest.parents.get("start")
+        return start is not None and there is not None and there.manifest.parents.get("start") == start
 
     def paint(self, expert: Expert, holdout: Holdout, held: Quarantined) -> None:
         """Refuse what the model cannot paint with."""

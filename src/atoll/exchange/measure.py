@@ -8,6 +8,7 @@ of time by itself: an expert that is good on average may still be garbage where 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -23,7 +24,20 @@ from ..ensemble.versions import Yardsticks
 from ..islands.expert import Expert
 from ..islands.order import Order
 from ..partition.assignment import clusters_of
-from ..process import Condition, Denoiser, Kind, LinearFlow, Prediction, fixed_times, per_sample, velocity_error, widen
+from ..process import (
+    Condition,
+    Denoiser,
+    Kind,
+    LinearFlow,
+    Prediction,
+    combine,
+    fixed_times,
+    noisy,
+    per_sample,
+    squared_error,
+    velocity_error,
+    widen,
+)
 from ..training.seeds import generator
 
 MOST_ROWS = 2000  # of the holdout, inside the cluster and outside it
@@ -163,18 +177,41 @@ class Draws:
         return len(self.t)
 
 
-@torch.no_grad()
-def errors(denoiser: Denoiser, samples: ShardSet, draws: Draws, branch: Branch, device: str = "cpu") -> Tensor:
-    """The velocity error of each draw, float32 [n]."""
-    found = []
+Question = tuple[Tensor, Tensor, Tensor, Condition]  # x0, noise, t and the condition of some draws
+
+
+def questions(samples: ShardSet, draws: Draws, branch: Branch, device: str = "cpu") -> Iterator[Question]:
+    """What a denoiser is asked, a batch at a time, on the device."""
     for number, part in enumerate(torch.split(torch.arange(len(draws)), BATCH)):
         x0 = samples.latents(draws.rows[part])
         eps = torch.randn(x0.shape, generator=generator(draws.seed, "noise", number))
         condition = samples.condition(draws.rows[part], draws.u[part]).to(device)
         asked = condition.null() if branch == "without it" else condition
-        t = widen(draws.t[part], torch.device(device))
-        found.append(velocity_error(denoiser, x0.to(device), eps.to(device), t, asked).float().cpu())
-    return torch.cat(found)
+        yield x0.to(device), eps.to(device), widen(draws.t[part], torch.device(device)), asked
+
+
+@torch.no_grad()
+def errors(denoiser: Denoiser, samples: ShardSet, draws: Draws, branch: Branch, device: str = "cpu") -> Tensor:
+    """The velocity error of each draw, float32 [n]."""
+    asked = questions(samples, draws, branch, device)
+    return torch.cat([velocity_error(denoiser, *question).float().cpu() for question in asked])
+
+
+@torch.no_grad()
+def difference(one: Denoiser, other: Denoiser, holdout: Holdout, draws: Draws, device: str = "cpu") -> float:
+    """Mean squared difference of two experts' velocities, both behind a bridge, in units of the other's error.
+
+    Trained apart, two experts differ even where they are equally good; a copy that was disturbed a little does not.
+    """
+    apart, error = 0.0, 0.0
+    for x0, eps, t, condition in questions(holdout.samples, draws, BRANCHES[0], device):
+        x = noisy(LinearFlow(), x0, eps, t)
+        answers = [denoiser(x, t, condition) for denoiser in (one, other)]
+        assert all(answer.kind is Kind.VELOCITY for answer in answers)
+        truth = combine(Kind.VELOCITY, LinearFlow(), t, x0, eps).value
+        apart += squared_error(answers[0].value, answers[1].value).sum().item()
+        error += squared_error(answers[1].value, truth).sum().item()
+    return apart / error
 
 
 @dataclass(frozen=True)

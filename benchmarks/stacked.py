@@ -34,6 +34,7 @@ from atoll.models.dit import NORM_EPS, DiT, DiTConfig, gated_add, join_heads, mo
 from atoll.models.router import Router
 from atoll.planning.recipes import OBJECTIVES
 from atoll.process import Condition, Corruption, LinearFlow, Objective, mix
+from atoll.process.objective import squared_error
 from atoll.process.schedule import scaled
 from atoll.training.average import WeightAverage
 from atoll.training.execution import Execution
@@ -222,11 +223,42 @@ class Telling:
         return F.cross_entropy(logits.flatten(0, 1).float(), self.clusters[rows].flatten(), reduction="none").view_as(u)
 
 
+@dataclass(frozen=True, eq=False)
+class Distilling:
+    """One student: at each sample the velocity that the teacher of the sample's own cluster gives there (no router).
+
+    Batches have as many samples [K, B] of every cluster, so that the teachers answer as one stack. A sample counts
+    `shares[k] K`, which makes the loss that of samples drawn from all data alike: sum_k share_k mean_B.
+    """
+
+    teachers: Stack
+    shares: Tensor  # float32 [K], of each cluster in the data; sum 1
+    objective: Objective
+    time_scale: float
+
+    def loss(self, stack: Stack, x0: Tensor, eps: Tensor, u: Tensor, condition: Batch, rows: Tensor) -> Tensor:
+        """[1, K B]."""
+        t = self.objective.times(u.flatten()).view_as(u)
+        now = self.objective.at(t.flatten()).to(dtype=torch.float32)
+        x = now.noisy(x0.flatten(0, 1), eps.flatten(0, 1)).view_as(x0)
+        time = t * self.time_scale
+        with torch.no_grad():
+            wanted = self.teachers(x, time, condition)
+        given = {name: value.flatten(0, 1)[None] for name, value in condition.items()}
+        value = stack(x.flatten(0, 1)[None], time.flatten()[None], given)[0]
+        errors = squared_error(value, wanted.flatten(0, 1)).view_as(u)
+        return (errors * (self.shares * len(self.shares))[:, None]).flatten()[None]
+
+
 @dataclass(frozen=True)
 class Trained:
-    """What a stack has become: averaged weights of each network, rows of losses [E], and how fast."""
+    """What a stack has become: averaged weights of each network, rows of losses [E], and how fast.
+
+    `kept` has the averaged weights after some shares of the training too.
+    """
 
     states: list[dict[str, Tensor]]
+    kept: dict[float, list[dict[str, Tensor]]]
     rows: list[dict[str, Any]]
     seconds: float
     images_per_s: float
@@ -243,11 +275,15 @@ def train_stack(
     seeds: Sequence[int],
     compiling: bool = False,
     precision: torch.dtype = torch.float32,
+    beside: Sequence[Stack] = (),
+    keep_after: Sequence[float] = (),
     watch: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
     """Train all networks by one recipe, network e on the pool's rows `members[e]` in the order of seeds[e].
 
-    `training.batch` and `training.images` are of one network. `watch` sees (images of each, of all, images/s).
+    `training.batch` and `training.images` are of one list of members (for one student of several teachers: of one
+    teacher). `beside` are other stacks that the task asks. Weights are kept at the end and after the shares
+    `keep_after`. `watch` sees (images of each, of all, images/s).
     """
     if training.weight_decay:
         raise ValueError("a stack does not tell matrices from biases, so it cannot decay weights: use 0")
@@ -289,9 +325,11 @@ def train_stack(
 
     with trusted(stack, loss_of, sample_rows(members, seeds, 0, training.batch).to(device)) as kernels:
         if compiling:
-            stack.block = torch.compile(block, fullgraph=True, dynamic=False)
+            for asked in (stack, *beside):
+                asked.block = torch.compile(block, fullgraph=True, dynamic=False)
         step = Graph(compute, forget) if compiling and device.type == "cuda" else compute
         rows_of_metrics: list[dict[str, Any]] = []
+        kept: dict[float, list[dict[str, Tensor]]] = {}
         steps = training.images // training.batch
         began, counted = time.monotonic(), 0
         for first in range(0, steps, CHUNK):
@@ -302,9 +340,12 @@ def train_stack(
                     synchronize(device)
                     began, counted = time.monotonic(), first + number + 1
             done = first + count
+            for share in keep_after:
+                if share not in kept and done >= share * steps:
+                    kept[share] = stack.states(next(iter(average.tensors.values())))
             if done * REPORTS // steps > first * REPORTS // steps or done == steps:
                 synchronize(device)
-                rate = (done - counted) * training.batch * len(networks) / max(time.monotonic() - began, 1e-9)
+                rate = (done - counted) * training.batch * len(members) / max(time.monotonic() - began, 1e-9)
                 steps_since = done - sum(row["steps"] for row in rows_of_metrics)
                 lost = (meter / steps_since).tolist()
                 rows_of_metrics.append({"images": done * training.batch, "steps": steps_since, "loss": lost})
@@ -315,9 +356,9 @@ def train_stack(
                     watch(done * training.batch, training.images, rate)
     synchronize(device)
     seconds = time.monotonic() - began
-    total = (steps - counted) * training.batch * len(networks)
+    total = (steps - counted) * training.batch * len(members)
     states = stack.states(next(iter(average.tensors.values())))
-    return Trained(states, rows_of_metrics, seconds, total / max(seconds, 1e-9), kernels)
+    return Trained(states, kept, rows_of_metrics, seconds, total / max(seconds, 1e-9), kernels)
 
 
 def chunk_of(

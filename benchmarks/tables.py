@@ -1,6 +1,7 @@
 """The papers' claims on photographs: monolith, experts and routes, arm by arm, on one GPU.
 
     python benchmarks/tables.py run --set /tmp/photographs --out $OUT/tables.json --seeds 0 1 2 --tables A --seconds 560
+    python benchmarks/tables.py run ... --tables A.main B S          # one part of a table: TABLE.PART
     python benchmarks/tables.py report benchmarks/results/tables-h200.json        # writes BENCHMARKS.md
 
 `run` goes through a fixed list of models to train and arms to sample, in the order of what they say, and stops before
@@ -34,6 +35,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.data.space import LatentSpace
 from atoll.ensemble import AskedEvery, Fixed, Mixture, parse_route
@@ -50,25 +52,28 @@ from atoll.models.dit import DiT, DiTConfig
 from atoll.models.feature_extractors import load_extractor
 from atoll.models.router import Router, RouterConfig, cluster_weights
 from atoll.planning.recipes import OBJECTIVES
-from atoll.process import Condition, Denoiser, LinearFlow, NetworkDenoiser, PaperFusion, fixed_times
+from atoll.process import Condition, Denoiser, LinearFlow, NetworkDenoiser, PaperFusion, fixed_times, velocity_error
 from atoll.router.recipes import blinded, router_network
 from atoll.sampling import Sampling, generate
 from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
 from photograph_set import VALIDATION_EVERY, read_set
-from stacked import Denoising, Pool, Telling, Trained, train_stack
+from stacked import Denoising, Distilling, Pool, Stack, Telling, Trained, train_stack
 
 CLUSTERS = 8
 ROUTER_SHARE = 0.04  # of the experts' training, in operations: DDM's
 BRANCH = 0.25  # of all images, seen by the common start of branched experts
 NOISE_EXPERTS = 2  # of the mixed ensemble: on the clusters with most detail, as `atoll plan` deals them
+STUDENT_SHARE = 1 / 3  # of the monolith's training, in operations: DDM's, the teachers' answers counted
+CURVE = (0.125, 0.25, 0.5)  # of the training, where quality is measured on the way
 RESAMPLES = 20
 PAPER = {  # what the papers say of the ratio, where they say it
     ("A", "flow8", "top-1", 1.0): "DDM 0.77 (guidance 3, 9.84 / 12.81)",
     ("A", "flow8", "top-2", 1.0): "DDM 0.80; Paris 0.76",
     ("A", "flow8", "full", 1.0): "DDM 0.82; Paris 1.62",
     ("B", "mixed", "top-1", 1.0): "HDDM 0.954 (guidance 7.5)",
+    ("S", "student", None, 1.0): "DDM 0.99 of the monolith",
 }
 
 
@@ -88,6 +93,7 @@ class Scale:
     sample_batch: int = 5_000
     sampling_steps: int = 50
     guidances: tuple[float, ...] = (1.5, 2.0, 3.0)
+    beyond: tuple[float, ...] = (4.5, 6.0)  # added after seed 0: both models were best at the end of `guidances`
     text_samples: int = 2_000
     warm_up: float = 0.04  # of the budget
     average: float = 0.02  # half-life of the weights' average, of the budget
@@ -104,6 +110,7 @@ SCALES = {
         sample_batch=32,
         sampling_steps=3,
         guidances=(2.0,),
+        beyond=(),
         text_samples=16,
     ),  # that it runs, in seconds on a CPU
 }
@@ -114,60 +121,92 @@ class Arm:
     """One way to sample. `compared` is the arm it is divided by."""
 
     table: str
-    model: str  # monolith, flow8, branched, mixed
+    model: str  # monolith, flow8, branched, mixed, or one of STUDENTS
     route: str | None = None
     guidance: float = 1.0
     router: str | None = "router"
     fusion: str = "bridge"
     prompts: str = "train"  # or: text, captions and descriptions that no training has seen
     compared: str = "monolith"
+    after: float = 1.0  # this share of the training
+
+    @property
+    def weights(self) -> str:
+        return named_after(self.model, self.after)
 
     @property
     def name(self) -> str:
-        parts = [self.model, self.route, None if self.router in (None, "router") else self.router]
+        parts = [self.weights, self.route, None if self.router in (None, "router") else self.router]
         parts += [None if self.fusion == "bridge" else self.fusion, f"g{self.guidance:g}"]
         parts += [None if self.prompts == "train" else self.prompts]
         return "-".join(part for part in parts if part)
 
 
-def monolith(table: str, guidance: float, prompts: str = "train") -> Arm:
-    return Arm(table, "monolith", guidance=guidance, router=None, prompts=prompts)
+def named_after(model: str, share: float) -> str:
+    return model if share == 1.0 else f"{model}@{share:g}"
 
 
-def table_a(scale: Scale) -> list[list[Arm]]:
-    """In groups, the most telling first."""
+def monolith(table: str, guidance: float = 1.0, prompts: str = "train", after: float = 1.0) -> Arm:
+    return Arm(table, "monolith", guidance=guidance, router=None, prompts=prompts, after=after)
+
+
+def table_a(scale: Scale) -> dict[str, list[Arm]]:
+    """In parts, the most telling first."""
     guided = scale.guidances
-    return [
-        [
+    return {
+        "main": [
             *(monolith("A", g) for g in (1.0, *guided)),
             *(Arm("A", "flow8", "top-1", g) for g in (1.0, *guided)),
             *(Arm("A", "flow8", route) for route in ("fixed", "top-2")),
         ],
-        [
-            *(Arm("A", "branched", "top-1", g) for g in (1.0, *guided)),
-            Arm("A", "branched", "fixed"),
-            Arm("A", "flow8", "full"),
+        "text": [
             monolith("A", guided[-1], "text"),
             Arm("A", "flow8", "top-1", guided[-1], prompts="text"),
         ],
-        [Arm("A", "flow8", "top-1", router="blind")],
-    ]
+        "curve": [
+            arm for share in CURVE for arm in (monolith("A", after=share), Arm("A", "flow8", "top-1", after=share))
+        ],
+        "beyond": [
+            *(monolith("A", g) for g in scale.beyond),
+            *(Arm("A", "flow8", "top-1", g) for g in scale.beyond),
+        ],
+        "branched": [*(Arm("A", "branched", "top-1", g) for g in (1.0, *guided)), Arm("A", "branched", "fixed")],
+        "full": [Arm("A", "flow8", "full")],
+        "blind": [Arm("A", "flow8", "top-1", router="blind")],
+    }
 
 
-def table_b(scale: Scale) -> list[list[Arm]]:
-    arms = [
-        Arm("B", "mixed", route, fusion=fusion, compared="flow8") for route in ("top-1", "top-2") for fusion in FUSIONS
-    ]
-    guided = [Arm("B", "mixed", "top-1", g, compared="flow8") for g in scale.guidances]
-    return [arms, guided]
+def table_b(scale: Scale) -> dict[str, list[Arm]]:
+    return {
+        "main": [Arm("B", "mixed", "top-1", g, compared="flow8") for g in (1.0, *scale.guidances)],
+        "fusion": [
+            Arm("B", "mixed", "top-1", fusion="paper", compared="flow8"),
+            *(Arm("B", "mixed", "top-2", fusion=fusion, compared="flow8") for fusion in FUSIONS),
+        ],
+    }
 
 
-def table_d(scale: Scale) -> list[list[Arm]]:
-    return [[Arm("D", "flow8", route) for route in ("threshold-0.2", "top-3", "sampled", "nucleus-0.9")]]
+def table_d(scale: Scale) -> dict[str, list[Arm]]:
+    routes = ("threshold-0.2", "top-3", "sampled", "nucleus-0.9")
+    return {"main": [Arm("D", "flow8", route) for route in routes]}
+
+
+def table_s(scale: Scale) -> dict[str, list[Arm]]:
+    """One dense network out of eight, at one expert's cost per step; `alone` is the same compute without teachers."""
+    guidances = (1.0, *scale.guidances)
+    return {
+        name: [Arm("S", student, guidance=g, router=None) for student in students for g in guidances]
+        for name, students in {
+            "main": ("student", "alone"),
+            "best": ("student-best",),
+            "average": ("student-average",),
+        }.items()
+    }
 
 
 FUSIONS = ("bridge", "paper")
-TABLES = {"A": table_a, "B": table_b, "D": table_d}
+STUDENTS = ("student", "student-best", "student-average", "alone")
+TABLES = {"A": table_a, "B": table_b, "D": table_d, "S": table_s}
 
 
 # -- the data, on the device --------------------------------------------------------------------------------
@@ -297,9 +336,16 @@ class Lesson:
     networks: list[Any]
     members: list[Tensor]
     training: Training
+    beside: Sequence[Stack] = ()
 
 
-NEEDS = {"branched": ["start"], "mixed": ["flow8"]}
+NEEDS = {
+    "branched": ["start"],
+    "mixed": ["flow8"],
+    "student": ["flow8"],
+    "student-best": ["flow8"],
+    "student-average": ["flow8"],
+}
 
 
 def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
@@ -311,8 +357,10 @@ def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
         task = Telling(world.clusters, trunk.time_scale)
         network = Router(RouterConfig(trunk=trunk, clusters=CLUSTERS))
         return Lesson(task, [network], [every], router_recipe(scale, world.expert))
-    if name in ("monolith", "start"):
-        share = BRANCH if name == "start" else 1.0
+    if name in ("student", "student-best", "student-average"):
+        return student_lesson(world, name.removeprefix("student").removeprefix("-"), seed, store)
+    if name in ("monolith", "start", "alone"):
+        share = {"start": BRANCH, "alone": STUDENT_SHARE}.get(name, 1.0)
         training = recipe(scale, share=share, experts=CLUSTERS)
         return Lesson(Denoising([flow], world.expert.time_scale), [DiT(world.expert)], [every], training)
     places = world.noise_clusters if name == "mixed" else list(range(CLUSTERS))
@@ -326,6 +374,42 @@ def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
     return Lesson(
         Denoising(objectives, world.expert.time_scale), networks, [world.cluster_rows[k] for k in places], training
     )
+
+
+def student_lesson(world: World, start: str, seed: int, store: Store) -> Lesson:
+    """A step with teachers costs 4 forwards of one network, one without costs 3: fewer steps, equal operations."""
+    states, flow = store.weights("flow8", seed), OBJECTIVES["flow"]
+    precision = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    teachers = Stack([filled(DiT(world.expert), s) for s in states], device=world.device, precision=precision)
+    teachers.requires_grad_(False)
+    sizes = torch.tensor([float(len(rows)) for rows in world.cluster_rows])
+    shares = sizes / sizes.sum()
+    student = DiT(world.expert)
+    if start == "best":
+        student = filled(student, min(states, key=lambda state: error_on_everything(world, state)))
+    elif start == "average":
+        mean = {key: sum(w * s[key] for w, s in zip(shares, states, strict=True)) for key in states[0]}
+        student = filled(student, mean)
+    task = Distilling(teachers, shares.to(world.device), flow, world.expert.time_scale)
+    training = recipe(world.scale, share=STUDENT_SHARE * 3 / 4)
+    return Lesson(task, [student], world.cluster_rows, training, beside=[teachers])
+
+
+def filled(network: DiT, state: dict[str, Any]) -> DiT:
+    network.load_state_dict(state, strict=False)
+    return network
+
+
+@torch.no_grad()
+def error_on_everything(world: World, state: dict[str, Tensor]) -> float:
+    """The yardstick of one expert over validation images of all clusters."""
+    denoiser = expert_denoiser(world, state, "flow", 0, "bridge")
+    rows = world.validation_rows[:: max(1, len(world.validation_rows) // 2000)].to(world.device)
+    x0 = world.pool.latents[rows].float()
+    eps = torch.randn(x0.shape, generator=generator(0, "validation")).to(world.device)
+    times = fixed_times(TIMES).repeat(-(-len(rows) // TIMES))[: len(rows)].to(world.device)
+    condition = Condition(pooled=world.text[world.pool.first[rows]])
+    return velocity_error(denoiser, x0, eps, times, condition).mean().item()
 
 
 class Store:
@@ -352,13 +436,15 @@ class Store:
         ]
 
     def keep(self, name: str, seed: int, trained: Trained, training: Training, wall: float) -> None:
-        save_file(
-            {f"{k}/{key}": value for k, state in enumerate(trained.states) for key, value in state.items()},
-            self.path(name, seed),
-        )
+        for share, states in {**trained.kept, 1.0: trained.states}.items():
+            save_file(
+                {f"{k}/{key}": value for k, state in enumerate(states) for key, value in state.items()},
+                self.path(named_after(name, share), seed),
+            )
         self.record["models"][f"{name}-s{seed}"] = {
             "training": training.model_dump(),
             "networks": len(trained.states),
+            "commit": commit(),
             "images_per_s": round(trained.images_per_s),
             "seconds": round(wall, 1),
             "fused": trained.fused,
@@ -371,6 +457,12 @@ class Store:
         self.record_path.write_text(text)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(text)
+
+
+def commit() -> str:
+    """Of this code; a machine without its history is told by ATOLL_COMMIT."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return os.environ.get("ATOLL_COMMIT") or found.stdout.strip() or "unknown"
 
 
 def trained_model(world: World, store: Store, name: str, seed: int) -> None:
@@ -392,9 +484,11 @@ def trained_model(world: World, store: Store, name: str, seed: int) -> None:
         world.pool,
         chosen.members,
         chosen.training,
-        seeds=[seed_from(seed, name, k) % 2**31 for k in range(len(chosen.networks))],
+        seeds=[seed_from(seed, name, k) % 2**31 for k in range(len(chosen.members))],
         compiling=cuda,
         precision=torch.bfloat16 if cuda else torch.float32,
+        beside=chosen.beside,
+        keep_after=CURVE if name in ("monolith", "flow8") else (),
         watch=watch,
     )
     store.keep(name, seed, trained, chosen.training, time.monotonic() - began)
@@ -461,7 +555,7 @@ def validation_of(world: World, cluster: int) -> Validation:
 
 
 def denoisers_of(world: World, store: Store, arm: Arm, seed: int) -> list[Denoiser]:
-    states = store.weights("flow8" if arm.model == "mixed" else arm.model, seed)
+    states = store.weights("flow8" if arm.model == "mixed" else arm.weights, seed)
     kinds = ["flow"] * len(states)
     if arm.model == "mixed":
         for k, state in zip(world.noise_clusters, store.weights("mixed", seed), strict=True):
@@ -487,17 +581,19 @@ def assembled(world: World, store: Store, arm: Arm, seed: int, watch: Any = None
 def sample(world: World, store: Store, arm: Arm, seed: int, rows: Tensor, watch: Any = None) -> Tensor:
     """Latents of all prompts of an arm; image i has the same noise in every arm of every seed."""
     denoiser, sampling = assembled(world, store, arm, seed, watch)
-    return generate(
-        denoiser,
-        world.shape,
-        list(range(len(rows))),
-        Condition(pooled=world.text[rows.to(world.device)]),
-        steps=sampling.steps,
-        solver=sampling.solver,
-        guidance=sampling.guidance,
-        batch=world.scale.sample_batch,
-        device=world.device,
-    )
+    # cuDNN plans anew for every shape it has not seen, and the groups of top-1 have another size at every step
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return generate(
+            denoiser,
+            world.shape,
+            list(range(len(rows))),
+            Condition(pooled=world.text[rows.to(world.device)]),
+            steps=sampling.steps,
+            solver=sampling.solver,
+            guidance=sampling.guidance,
+            batch=world.scale.sample_batch,
+            device=world.device,
+        )
 
 
 def frechet_job(features: str, reference: str, resamples: int) -> list[float]:
@@ -581,6 +677,7 @@ def measured_arm(world: World, store: Store, measuring: Measuring, arm: Arm, see
     store.record["arms"][key] = {
         **asdict(arm),
         "seed": seed,
+        "commit": commit(),
         "samples": len(rows),
         "sampling": asdict(Sampling(steps=world.scale.sampling_steps, solver="euler", guidance=arm.guidance)),
         "seconds": round(seconds, 1),
@@ -597,7 +694,9 @@ def measured_arm(world: World, store: Store, measuring: Measuring, arm: Arm, see
 def flops_of(world: World, arm: Arm) -> dict[str, float]:
     """Training in all, and one image's sampling: the router inside both."""
     expert, router = flops_forward(world.expert), flops_forward(world.routers["router"])
-    training = 3.0 * recipe(world.scale, experts=CLUSTERS).images * expert
+    training = 3.0 * recipe(world.scale, experts=CLUSTERS).images * expert * arm.after
+    if arm.model in STUDENTS:
+        training *= STUDENT_SHARE
     sampling = float(expert * world.scale.sampling_steps)
     if arm.route is not None:
         training += 3.0 * router_recipe(world.scale, world.expert).images * router
@@ -695,7 +794,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def describe(world: World, store: Store, measuring: Measuring, name: str) -> None:
     """What all numbers of the record rest on; what the autoencoder alone makes of the validation images."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     gpu = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
     real = world.classifier.ranked(world.real_features)
     labels = world.labels[world.meta["train"] :]
@@ -709,7 +807,6 @@ def describe(world: World, store: Store, measuring: Measuring, name: str) -> Non
         "noise_clusters": world.noise_clusters,
         "device": gpu,
         "torch": torch.__version__,
-        "commit": os.environ.get("ATOLL_COMMIT") or commit.stdout.strip() or "unknown",
         "extractor": world.extractor.id,
         "autoencoder": world.space.autoencoder,
         "text": world.meta["text_encoder"],
@@ -727,12 +824,13 @@ def describe(world: World, store: Store, measuring: Measuring, name: str) -> Non
 
 
 def schedule(tables: Sequence[str], seeds: Sequence[int], scale: Scale) -> list[tuple[str | Arm, int]]:
-    """Models and arms: all seeds of the most telling group first, each model just before its first arm."""
+    """Models and arms: all seeds of the most telling part first, each model just before its first arm."""
     found: list[tuple[str | Arm, int]] = []
     seen: set[tuple[str, int]] = set()
-    for table in tables:
-        for group in TABLES[table](scale):
-            for seed in seeds:
+    for asked in tables:
+        table, _, only = asked.partition(".")
+        for part, group in TABLES[table](scale).items():
+            for seed in seeds if only in ("", part) else ():
                 for arm in group:
                     for model in (*NEEDS.get(arm.model, []), arm.model, arm.router if arm.route else None):
                         if model is not None and (model, seed) not in seen:
@@ -747,6 +845,7 @@ def expected_seconds(world: World, name: str, images_per_s: float) -> float:
     scale = world.scale
     whole = recipe(scale, experts=CLUSTERS).images / images_per_s
     share = {"start": BRANCH, "branched": 1.0 - BRANCH, "mixed": NOISE_EXPERTS / CLUSTERS, "router": 0.2, "blind": 0.2}
+    share |= dict.fromkeys(STUDENTS, STUDENT_SHARE)
     return 25.0 * (world.device.type == "cuda") + whole * share.get(name, 1.0)
 
 
@@ -755,16 +854,17 @@ def expected_seconds(world: World, name: str, images_per_s: float) -> float:
 
 def report(record: dict[str, Any], source: str) -> str:
     """BENCHMARKS.md."""
-    about, arms = record["about"], {k: a for k, a in record["arms"].items() if "model" in a}
+    about, arms = record["about"], {k: {"after": 1.0, **a} for k, a in record["arms"].items() if "model" in a}
     seeds = sorted({arm["seed"] for arm in arms.values()})
     sizes = ", ".join(f"{n:,}" for n in about["cluster_sizes"])
     scale = about["scale"]
+    commits = dict.fromkeys(entry["commit"] for entry in (*record["models"].values(), *arms.values()))
     floor = record["arms"].get("floor", {}).get("frechet")
     lines = [
         "# Benchmarks: the papers' claims on photographs",
         "",
         f"Generated by `python benchmarks/tables.py report {source}`; do not edit. {about['device']}, torch "
-        f"{about['torch']}, commit {about['commit']}.",
+        f"{about['torch']}, commits {', '.join(commits)}.",
         "",
         f"Tiny ImageNet, 64 px, latents of `{about['autoencoder']}`; AdaLN-Single transformer of width "
         f"{scale['width']}, depth {scale['depth']}, patch {scale['patch']}, text by `{about['text']}`. "
@@ -782,10 +882,11 @@ def report(record: dict[str, Any], source: str) -> str:
     ]
     for table in TABLES:
         own = [a for a in arms.values() if a["table"] == table or (a["model"] == "monolith" and table == "A")]
-        own = [a for a in own if a["prompts"] == "train" and "frechet" in a]
+        own = [a for a in own if a["prompts"] == "train" and a["after"] == 1.0 and "frechet" in a]
         if own:
             lines += ["", f"## Table {table}", "", *table_lines(table, own, arms)]
     lines += best_lines(arms)
+    lines += curve_lines(arms)
     lines += text_lines(arms)
     lines += model_lines(record["models"])
     return "\n".join(lines) + "\n"
@@ -798,7 +899,9 @@ def arm_key(arm: dict[str, Any]) -> tuple[Any, ...]:
 def rival_of(arm: dict[str, Any], arms: dict[str, Any]) -> dict[str, Any] | None:
     """The arm it is divided by: of the same seed and guidance, and the same route where that has one."""
     for other in arms.values():
-        same = other["seed"] == arm["seed"] and other["guidance"] == arm["guidance"] and other["prompts"] == "train"
+        same = (
+            all(other[field] == arm[field] for field in ("seed", "guidance", "after")) and other["prompts"] == "train"
+        )
         if other["model"] != arm["compared"] or not same or "frechet" not in other or other is arm:
             continue
         if arm["compared"] == "monolith" or (other["route"], other["router"]) == (arm["route"], arm["router"]):
@@ -852,7 +955,9 @@ def table_lines(table: str, own: list[dict[str, Any]], arms: dict[str, Any]) -> 
 def best_lines(arms: dict[str, Any]) -> list[str]:
     """Each arm at its own best guidance, by seed."""
     usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["fusion"] == "bridge"]
+    usable = [a for a in usable if a["after"] == 1.0]
     kinds = [("monolith", None), ("flow8", "top-1"), ("branched", "top-1"), ("mixed", "top-1")]
+    kinds += [(student, None) for student in STUDENTS]
     lines = [
         "",
         "## Each at its best guidance",
@@ -882,6 +987,44 @@ def best_lines(arms: dict[str, Any]) -> list[str]:
                     + ("1 |" if model == "monolith" else f"{value:.3f} [{low:.3f}, {high:.3f}] |")
                 )
     return lines if len(lines) > 5 else []
+
+
+def curve_lines(arms: dict[str, Any]) -> list[str]:
+    """Does the gap grow with training? Averaged weights on the way, before the learning rate has come down."""
+    usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["guidance"] == 1.0]
+    ours = [a for a in usable if (a["model"], a["route"], a["router"]) == ("flow8", "top-1", "router")]
+    ours = [a for a in ours if any(a["seed"] == b["seed"] and b["after"] < 1.0 for b in ours)]
+    if not ours:
+        return []
+    lines = ["", "## On the way", "", "| share of the training | seed | monolith FD | flow8 top-1 FD | ratio |"]
+    lines += ["|---|---|---|---|---|"]
+    for arm in sorted(ours, key=lambda a: (a["seed"], a["after"])):
+        rival = rival_of(arm, arms)
+        if rival is not None:
+            value, low, high = ratio(arm, rival)
+            lines.append(
+                f"| {arm['after']:g} | {arm['seed']} | {rival['frechet']:.1f} | {arm['frechet']:.1f} | "
+                f"{value:.3f} [{low:.3f}, {high:.3f}] |"
+            )
+    return lines
+
+
+def curve_figure(record: dict[str, Any]) -> str:
+    """SVG: distance against images seen in all, of every seed that was measured on the way."""
+    from atoll.evaluation.figures import lines
+
+    arms = [{"after": 1.0, **arm} for arm in record["arms"].values() if "model" in arm]
+    whole = recipe(Scale(), experts=CLUSTERS).images / 1e6
+    curves = {}
+    for title, model, route in (("monolith", "monolith", None), ("8 experts, top-1", "flow8", "top-1")):
+        own = [a for a in arms if (a["model"], a["route"], a["guidance"], a["prompts"]) == (model, route, 1.0, "train")]
+        own = [a for a in own if a["router"] != "blind" and "frechet" in a]
+        for seed in sorted({a["seed"] for a in own if a["after"] < 1.0}):
+            points = sorted((whole * a["after"], a["frechet"]) for a in own if a["seed"] == seed)
+            curves[f"{title}, seed {seed}"] = tuple(zip(*points, strict=True))
+    colours = {name: INK if name.startswith("monolith") else expert_colour(0) for name in curves}
+    dashed = [name for name in curves if name.endswith(str(max((a["seed"] for a in arms), default=0)))]
+    return lines(curves, x="images seen, millions", y="Frechet distance", colours=colours, dashed=dashed)
 
 
 def text_lines(arms: dict[str, Any]) -> list[str]:
@@ -934,7 +1077,8 @@ def main(words: Sequence[str] | None = None) -> None:
     running = verbs.add_parser("run")
     running.add_argument("--set", type=Path, default=Path("/tmp/photographs"))
     running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--tables", nargs="+", choices=list(TABLES), default=["A"])
+    parts = [f"{table}.{part}" for table, made in TABLES.items() for part in made(SCALES["photographs"])]
+    running.add_argument("--tables", nargs="+", choices=[*TABLES, *parts], default=["A"], metavar="TABLE[.PART]")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--scale", choices=list(SCALES), default="photographs")
     running.add_argument("--device", default="cuda")
@@ -947,11 +1091,15 @@ def main(words: Sequence[str] | None = None) -> None:
     reporting = verbs.add_parser("report")
     reporting.add_argument("record", type=Path)
     reporting.add_argument("--to", type=Path, default=Path("BENCHMARKS.md"))
+    reporting.add_argument("--curve", type=Path, help="SVG of quality against training, to be written here")
     arguments = parser.parse_args(words)
     if arguments.verb == "run":
         run(arguments)
     else:
-        arguments.to.write_text(report(json.loads(arguments.record.read_text()), str(arguments.record)))
+        record = json.loads(arguments.record.read_text())
+        arguments.to.write_text(report(record, str(arguments.record)))
+        if arguments.curve is not None:
+            arguments.curve.write_text(curve_figure(record))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     tables.main([*map(str, first), "--tables", "A", "--seeds", "0", "--sheet", str(tmp_path / "sheet.png")])
     before = json.loads(out.read_text())
     capsys.readouterr()
-    tables.main([*map(str, first), "--tables", "A", "B", "--seeds", "0"])
+    tables.main([*map(str, first), "--tables", "A", "B", "S.main", "S.average", "--seeds", "0"])
     said, record = capsys.readouterr().out, json.loads(out.read_text())
     assert "all done" in said
     assert "monolith-s0" not in said, "what is there is not made again"
@@ -90,6 +90,9 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     page = (tmp_path / "BENCHMARKS.md").read_text()
     assert "## Table A" in page
     assert "| mixed, literal fusion | top-2 | 1 |" in page
+    assert "| student | - | 1 |" in page
+    # a student's steps cost four forwards, with its teachers', one alone costs three: equal operations
+    assert 4 * 8 * models["student-s0"]["training"]["images"] == 3 * models["alone-s0"]["training"]["images"]
     assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 

@@ -18,11 +18,12 @@ from atoll.models.router import Router, RouterConfig
 from atoll.planning.recipes import OBJECTIVES
 from atoll.process import Condition
 from atoll.training.execution import Execution
+from atoll.training.recipe import Training
 from atoll.training.result import load_network
 from tiny_orders import CLASSES, NETWORK, TRAINING, tiny_order
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from stacked import Denoising, Pool, Stack, Telling, train_stack
+from stacked import Denoising, Distilling, Pool, Stack, Telling, train_stack
 
 CPU = torch.device("cpu")
 POOLED = DiTConfig(latent=(2, 8, 8), patch=2, width=64, depth=2, heads=2, condition="pooled", text_width=12)
@@ -124,3 +125,49 @@ def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
     )
     first, last = trained.rows[0]["loss"][0], trained.rows[-1]["loss"][0]
     assert last < 0.4 < first, "far below ln 3 over all times, t near 1 included"
+
+
+def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster() -> None:
+    """Against teachers asked one by one; clusters of unequal size count as if samples were drawn from all data."""
+    teachers = [stirred(DiT(POOLED), seed) for seed in range(2)]
+    student, flow, shares = stirred(DiT(POOLED), 9), OBJECTIVES["flow"], torch.tensor([0.75, 0.25])
+    numbers = torch.Generator().manual_seed(1)
+    x0, eps = torch.randn(2, 2, 3, *POOLED.latent, generator=numbers).unbind(0)
+    u = torch.rand(2, 3, generator=numbers, dtype=torch.float64)
+    given = {"pooled": torch.randn(2, 3, 12, generator=numbers), "dropped": torch.tensor([[True, False, False]] * 2)}
+    asked = Stack(teachers, device=CPU, precision=torch.float32).requires_grad_(False)
+    task = Distilling(asked, shares, flow, POOLED.time_scale)
+    stack = Stack([student], device=CPU, precision=torch.float32)
+    losses = task.loss(stack, x0, eps, u, given, torch.zeros(2, 3, dtype=torch.int64))
+    expected = 0.0
+    for k, teacher in enumerate(teachers):
+        t, condition = flow.times(u[k]), Condition(**{name: value[k] for name, value in given.items()})
+        x = flow.noisy(x0[k], eps[k], t)
+        answers = [network(x, t * POOLED.time_scale, condition) for network in (student, teacher)]
+        expected += shares[k] * torch.nn.functional.mse_loss(*answers)
+    assert losses.shape == (1, 6)
+    torch.testing.assert_close(losses.mean(), expected)
+    losses.mean().backward()
+    assert asked.weights.grad is None
+    assert stack.weights.grad is not None
+
+
+def test_a_stack_keeps_what_it_was_on_the_way() -> None:
+    pool = Pool(
+        torch.randn(40, *POOLED.latent),
+        text=torch.randn(1, 12),
+        first=torch.zeros(40).long(),
+        count=torch.ones(40).long(),
+    )
+    numbers = {"learning_rate": 1e-3, "decay": "constant", "ema_images": 1, "seed": 0}
+    task, members = Denoising([OBJECTIVES["flow"]], POOLED.time_scale), [torch.arange(40)]
+    torch.manual_seed(0)
+    network = DiT(POOLED)
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    kept = {}
+    for steps in (200, 100):
+        network.load_state_dict(state)
+        training = Training(images=4 * steps, batch=4, **numbers)
+        kept[steps] = train_stack([network], task, pool, members, training, seeds=[0], keep_after=(0.5,))
+    for name, value in kept[100].states[0].items():
+        assert torch.equal(kept[200].kept[0.5][0][name], value), "what a training half as long ends with"

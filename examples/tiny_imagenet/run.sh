@@ -20,8 +20,8 @@ python=${PYTHON:-python}
 atoll="$python -m atoll"
 
 if [ -n "${SMALL:-}" ]; then # 600 images of 12 classes, a network and a budget for one core
-    part="--classes 12 --each 50" clusters=3 samples=120 steps=20 router="--set training.images=20000"
-    set -- --recipe laptop --images 20k "$@"
+    part="--classes 12 --each 50" clusters=3 samples=120 steps=20 router="--set training.images=10000"
+    set -- --recipe laptop --images 10k "$@"
 else # the regime of BENCHMARKS.md
     part="" clusters=8 samples=10000 steps=50 router=""
     set -- --config "$here/plan.toml" "$@"

@@ -33,6 +33,7 @@ def test_samples_without_a_label_do_not_end_recognition(tmp_path: Path) -> None:
     assert prompts[:4] == ["a red thing", "a green thing", "a blue thing", "nobody knows"]
     assert wanted is not None
     assert wanted.tolist() == [0, 1, 2, -1] * 2
+    assert real.prompts(2)[0] == ["a red thing", "a blue thing"], "fewer than there are come from all of them"
     assert real.recogniser is not None
     # what nobody asked for can be neither right nor wrong
     images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)

@@ -99,7 +99,8 @@ class RealData:
     def prompts(self, count: int) -> tuple[list[str], np.ndarray | None]:
         """`count` prompts of the data, every different one in turn, with the label each stands for.
 
-        That label is -1 where only unlabelled samples have the prompt; None for all if one stands for several labels.
+        Where there are more prompts than that, some of every class. The label is -1 where only unlabelled samples have
+        the prompt; None for all if one stands for several labels.
         """
         label_of: dict[str, set[int]] = {}
         for prompts, label in zip(self._prompts, self.labels.tolist(), strict=True):
@@ -108,7 +109,10 @@ class RealData:
         distinct = sorted(label_of, key=lambda prompt: (min(label_of[prompt], default=math.inf), prompt))
         if not distinct:
             return [""] * count, None
-        chosen = [distinct[i % len(distinct)] for i in range(count)]
+        if count < len(distinct):  # they are in the order of labels: the first would be of a few classes
+            chosen = [distinct[i * len(distinct) // count] for i in range(count)]
+        else:
+            chosen = [distinct[i % len(distinct)] for i in range(count)]
         if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
             return chosen, None
         return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])

@@ -28,6 +28,7 @@ from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
+SMALL_TILE, LARGE_TILE = 24, 64
 NEAR, FAR = 0.6, 1.5  # distance to the nearest training image, of real images' own, below and above which one talks
 MUCH_WORSE = 5.0  # Frechet distance, of the floor between halves of real data, beyond which samples are bad
 
@@ -75,10 +76,17 @@ class Painted:
         router = f", {self.arm['router']}" if self.arm["router"] else ""
         return f"{self.arm['route']}, guidance {self.arm['guidance']:g}{router}"
 
+    @property
+    def tile(self) -> int:
+        """Side of an image on the page: digits as they are, photographs so that one sees something."""
+        return SMALL_TILE if self.images.shape[-1] <= SMALL_TILE else LARGE_TILE
+
     def sheet(self, tile: int, per_prompt: int = PER_PROMPT) -> Image.Image:
         """Up to ten prompts, one row each."""
         rows, labels = rows_by_prompt(self.record["prompts"], per_prompt)
-        first = [place for place, label in enumerate(labels) if label or place == 0][:PROMPTS]
+        starts = [place for place, label in enumerate(labels) if label or place == 0]
+        shown = min(PROMPTS, len(starts))
+        first = [starts[i * len(starts) // shown] for i in range(shown)]  # of all classes, not of the first
         rows, labels = [rows[place] for place in first], [labels[place] for place in first]
         return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=labels)
 
@@ -172,7 +180,7 @@ class Page:
             for m in self.experts
         )
         sheets = "".join(
-            f'<figure><img class="pixels" src="{data_uri(p.sheet(tile=24))}" alt="samples: {escape(p.title)}">'
+            f'<figure><img class="pixels" src="{data_uri(p.sheet(p.tile))}" alt="samples: {escape(p.title)}">'
             f"<figcaption>{escape(p.title)}</figcaption></figure>"
             for p in self._in_order()
         )

@@ -2,7 +2,7 @@
 
     python benchmarks/distill.py run --out benchmarks/results/distill-digits.json --work FOLDER [--seeds 0 1 2]
     python benchmarks/distill.py sheet --work FOLDER --out docs/distill.png        as seen: the same noise for all
-    python benchmarks/distill.py table benchmarks/results/distill-digits.json      the table of docs/distill.md
+    python benchmarks/distill.py table benchmarks/results/distill-digits.json --into docs/distill.md
     python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
 
 For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and a second ensemble
@@ -61,6 +61,7 @@ ALONE = "data"
 GUIDANCES = (1, 2)
 SHEET_STUDENTS = ("scratch", "samples")
 AT_ONCE = 2  # commands
+MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
 
 ROWS = {  # of the table: arm of the evaluation without its guidance, and what it is
     "monolith": "monolith",
@@ -91,11 +92,12 @@ def main() -> None:
     drawing.add_argument("--out", type=Path, required=True)
     writing = verbs.add_parser("table", help="the table in Markdown")
     writing.add_argument("record", type=Path)
+    writing.add_argument("--into", type=Path, help="write it here, in the place of the one before")
     arguments = parser.parse_args()
     if arguments.verb == "sheet":
         draw_sheet(arguments.work.resolve() / "seed-0", arguments.out)
     elif arguments.verb == "table":
-        print("\n".join(table(json.loads(arguments.record.read_text()))))
+        write_table(arguments.record, arguments.into)
     else:
         run(arguments)
 
@@ -256,6 +258,23 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def distance(seed: dict[str, Any], row: str, scale: int) -> float:
     return float(seed["arms"][f"{row}-g{scale}"]["frechet"])
+
+
+def write_table(place: Path, page: Path | None) -> None:
+    """The table and what it was made with, for a reader or into a page between its two marks."""
+    record = json.loads(place.read_text())
+    seeds = ", ".join(str(seed["seed"]) for seed in record["seeds"])
+    made = (
+        f"`{record['command']}`, seeds {seeds}, commit {record['commit'][:7]}, {record['machine']['cores']} CPU cores."
+    )
+    text = "\n".join([*table(record), "", made])
+    if page is None:
+        print(text)
+        return
+    before, _, rest = page.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    assert end, f"{page} has no place for a table"
+    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}")
 
 
 def table(record: dict[str, Any]) -> list[str]:

@@ -59,7 +59,7 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
 }
 ALONE = "data"
 GUIDANCES = (1, 2)
-SHEET_STUDENTS = ("scratch", "samples")
+SHEET_STUDENTS = ("scratch", "best")
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
 

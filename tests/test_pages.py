@@ -37,6 +37,9 @@ NOT_GIVEN = {
     "atoll prepare photos/ --out runs/photos/data --size 256 --autoencoder stabilityai/sd-vae-ft-mse": (
         "fetches an autoencoder: tests/models/test_autoencoders.py has folders like it"
     ),
+    "atoll evaluate runs/photos -n 10000 --route top-1 --route top-2 --guidance 1 --guidance 3 --device cuda": (
+        "needs a card: tests/evaluation give it on a CPU, with fewer images"
+    ),
     "atoll convert DiT-XL-2-256x256.pt --from dit --out imagenet": CHECKPOINT,
     "atoll convert DiT-XL-2-256x256.pt --from dit --order orders/03.json --out start-03": CHECKPOINT,
     "atoll export imagenet --to transformer --out folder": CHECKPOINT,
@@ -78,6 +81,16 @@ STORY = [
     "atoll plan runs/photos/data --branch 0.25 --mix 8flow",
     "ln -s runs/photos/orders runs/photos/partition runs/photos/start .",
     "atoll train orders/*.json --out experts",
+    # docs/distill.md
+    "cp -rL runs/demo demo && rm runs/demo && mv demo runs/demo",
+    "printf 'a handwritten three\\n' > prompts.txt",
+    "atoll distill runs/demo --out student --from-samples --prompts prompts.txt",
+    "rm -r student",
+    "atoll distill runs/demo --out student",
+    'atoll sample student --prompt "a handwritten three"',
+    "atoll evaluate runs/demo --student student",
+    "atoll export student --to diffusers --out student-diffusers",
+    "atoll status student",
     # docs/export.md, docs/models.md
     "atoll export runs/demo --to diffusers --out demo-pipeline",
     'atoll describe xl/2 --text 768 --gpu "RTX 4090"',
@@ -91,6 +104,7 @@ QUICK = {
     "router": "--set training.images=320 --device cpu",
     "sample": "-n 2 --steps 2 --device cpu",
     "evaluate": "-n 20 --steps 2 --device cpu",
+    "distill": "--set training.images=320 --set training.batch=32 --device cpu",
     "run": "--until plan",  # tests/test_first_mile_run.py carries one to its end
 }
 

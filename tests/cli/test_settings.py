@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from atoll.artifacts import UserError
 from atoll.cli import main
+from atoll.cli.bars import console
 from atoll.cli.settings import described, known_names, parse_count, parse_value, read_settings
 from atoll.models.dit import DiTConfig
 from atoll.models.router import RouterConfig
@@ -70,7 +71,9 @@ def test_settings_that_no_recipe_has_are_explained_too() -> None:
 def test_a_line_for_each_is_shown_and_nothing_is_done(
     verb: str, planned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "160")  # for a console that is made now,
+    monkeypatch.setattr(console, "_width", 160)  # and for the one that is there
+    monkeypatch.setattr(console, "_height", 100)
     before = sorted(planned.rglob("*"))
     main([verb, str(planned / "data" if verb == "plan" else planned), "--settings", "--set", "training.images=500k"])
     title, head, *lines = capsys.readouterr().out.splitlines()

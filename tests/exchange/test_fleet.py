@@ -65,7 +65,7 @@ def test_a_launch_file_makes_an_expert(launcher: str, joins: bool, run: Path, tm
     programs = {
         "atoll": f'#!/bin/sh\nexec {sys.executable} -m atoll "$@"\n',
         "sbatch": SBATCH,
-        "srun": '#!/bin/sh\n"$@"\n',
+        "srun": '#!/bin/sh\nexec "$@"\n',
     }
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():

@@ -91,6 +91,7 @@ def test_another_seed_in_the_same_folder_is_refused(tiny_demo: Path) -> None:
     assert "seed: 0 -> 1" in process.stderr
 
 
+@pytest.mark.slow
 def test_the_verbs_one_by_one_make_the_demos_model(tiny_demo: Path, tmp_path: Path) -> None:
     """admit, router and evaluate by hand on the demo's experts: the same ensemble, router and numbers."""
     run = tmp_path / "run"

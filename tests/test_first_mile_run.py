@@ -200,6 +200,7 @@ def test_mistakes_are_one_line(command: str, planned: Path, tmp_path: Path, caps
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
     """Two at a time, interrupted, gone on with: the experts that one after another make."""
     orders = sorted(map(str, (planned / "orders").glob("*.json")))  # as a shell writes them out, manifest and all

@@ -18,7 +18,7 @@ from tiny_orders import tiny_order
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_killed_at_random_moments_it_ends_with_the_digest_of_an_unbroken_run(tmp_path: Path, kills: int) -> None:
     """One process after the other in one folder, as a preempted machine would start them.
 

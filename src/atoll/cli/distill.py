@@ -17,6 +17,7 @@ from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
 from .bars import console
 from .settings import kept_shares, parse_overrides, read_settings, settings_table
+from .training_options import CheckpointSeconds, Device, Memory, SettingsOnly
 from .watching import watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
@@ -44,17 +45,11 @@ def distill(
         typer.Option("--set", help="training.images=200000, network.depth=4; how: execution.precision=float32"),
     ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB; default: what is free")
-    ] = None,
-    checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
-    ] = None,
+    device: Device = None,
+    memory: Memory = None,
+    checkpoint_seconds: CheckpointSeconds = None,
     tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
-    settings_only: Annotated[
-        bool, typer.Option("--settings", help="Show every setting, its value and its meaning; train nothing")
-    ] = False,
+    settings_only: SettingsOnly = False,
 ) -> None:
     """Train one dense network to answer as the experts of a run's model do. Run it again to go on after a stop.
 

@@ -13,6 +13,7 @@ from ..exchange.join import Joining, Offer
 from ..training.resources import parse_memory
 from .bars import console
 from .tables import plain
+from .training_options import Device, Memory
 from .watching import say, watching
 
 REVEALS = (
@@ -29,8 +30,8 @@ def join(
         str | None, typer.Option(help="Your SSH key, or its .pub with an agent; default: ~/.ssh/id_ed25519 if there")
     ] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign, even if there is a key")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
-    memory: Annotated[str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB")] = None,
+    device: Device = None,
+    memory: Memory = None,
     provenance: Annotated[bool, typer.Option(help="Also send when, where and how it was computed")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the orders and what would be done; write nothing")

@@ -19,6 +19,7 @@ from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
 from .bars import console
 from .settings import kept_shares, parse_overrides, read_settings, settings_table
+from .training_options import CheckpointSeconds, Device, Memory, SettingsOnly
 from .watching import say, watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
@@ -38,16 +39,10 @@ def router(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="After late data: do not go on from the older router's weights")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: cuda if there is one")] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB; default: what is free")
-    ] = None,
-    checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
-    ] = None,
-    settings_only: Annotated[
-        bool, typer.Option("--settings", help="Show every setting, its value and its meaning; train nothing")
-    ] = False,
+    device: Device = None,
+    memory: Memory = None,
+    checkpoint_seconds: CheckpointSeconds = None,
+    settings_only: SettingsOnly = False,
 ) -> None:
     """Train a router for the run's newest partition. It needs no expert, so it can be trained before they come back.
 

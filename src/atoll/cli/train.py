@@ -17,6 +17,7 @@ from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
 from .bars import bars, console
 from .settings import parse_overrides
+from .training_options import CheckpointSeconds, Device, Memory
 from .watching import watching
 
 
@@ -27,16 +28,12 @@ def train(
     ],
     data: Annotated[str | None, typer.Option(help="Folder with the shards, if not the order's own run")] = None,
     start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; default: cuda if there is one")] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Stay within this much of a GPU's memory: 24GB; default: what is free")
-    ] = None,
+    device: Device = None,
+    memory: Memory = None,
     overrides: Annotated[
         list[str], typer.Option("--set", help="How to compute: micro_batch=16, precision=float32, compiling=none, ...")
     ] = [],  # noqa: B006
-    checkpoint_seconds: Annotated[
-        float | None, typer.Option(help="Save the state this often; default: 60, more for large networks")
-    ] = None,
+    checkpoint_seconds: CheckpointSeconds = None,
     sheets: Annotated[bool, typer.Option(help="Show in OUT/sheets what it paints at every tenth of the budget")] = True,
     tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
     at_once: Annotated[

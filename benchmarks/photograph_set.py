@@ -36,6 +36,7 @@ from captions import classes_of, lines_for
 VALIDATION_EVERY = 50  # one training image in so many is kept from training, to test routers and bridges on
 PIECE_BYTES = (52_000_000, 52_000_000)  # the last piece takes the rest, and travels with the models
 CLUSTERS, CELLS, BALANCE = 8, 1024, 2.0
+OTHER_COUNTS = (4, 16)  # of clusters, for the table of partitions
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ def pack(data: Path, taef2: Path, features: Path, out: Path) -> None:
     models = out / "models"
     models.mkdir(parents=True, exist_ok=True)
     meta |= {"train": train_images, "partition": {"clusters": CLUSTERS, "cells": CELLS, "balance": BALANCE, "seed": 0}}
-    tensors = texts | {"labels": torch.tensor(labels), "clusters": partitioned(np.concatenate(found))}
+    tensors = texts | {"labels": torch.tensor(labels), **partitions(np.concatenate(found), labels[:train_images])}
     sizes = torch.bincount(tensors["clusters"], minlength=CLUSTERS).tolist()
     meta["cluster_sizes"] = sizes
     save_file(tensors, models / "set.safetensors")
@@ -109,11 +110,22 @@ def features_of(kept: Path, blobs: Sequence[bytes]) -> np.ndarray:
     return np.load(kept)
 
 
-def partitioned(features: np.ndarray) -> Tensor:
-    """The cluster of every training image, by the product's own clustering."""
+def partitions(features: np.ndarray, labels: Sequence[int]) -> dict[str, Tensor]:
+    """The cluster of every training image [N], by the product's own clustering and its two baselines."""
+    from atoll.partition.stage import random_cluster
+
+    found = {"clusters": partitioned(features, CLUSTERS)}
+    found |= {f"clusters-{count}": partitioned(features, count) for count in OTHER_COUNTS}
+    found["clusters-random"] = torch.tensor([random_cluster(str(i), 0, CLUSTERS) for i in range(len(labels))])
+    # classes dealt out in turn: what `atoll partition --by label` comes to where all are of one size
+    found["clusters-label"] = torch.tensor(labels) % CLUSTERS
+    return found
+
+
+def partitioned(features: np.ndarray, count: int) -> Tensor:
     from atoll.partition.clustering import cluster
 
-    cut = cluster(features, CLUSTERS, cells=CELLS, seed=0, balance=BALANCE, threads=2)
+    cut = cluster(features, count, cells=CELLS, seed=0, balance=BALANCE, threads=2)
     return torch.from_numpy(cut.assign(features, threads=2)[0])
 
 

@@ -13,8 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from atoll.models.accounting import flops_forward
+from atoll.router.recipes import router_network
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import table_plan  # noqa: E402
 import tables  # noqa: E402
 
 
@@ -46,6 +50,10 @@ def photographs_of_nothing(folder: Path) -> None:
         {
             "labels": labels,
             "clusters": torch.arange(480) // 60,
+            "clusters-4": torch.arange(480) // 120,
+            "clusters-16": torch.arange(480) // 30,
+            "clusters-random": torch.randint(8, (480,), generator=numbers),
+            "clusters-label": torch.arange(480) % 8,
             "text": torch.randn(8, 6, generator=numbers),
             "first": torch.tensor([0, 2]),
             "count": torch.tensor([2, 2]),
@@ -75,7 +83,7 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     tables.main([*map(str, first), "--tables", "A", "--seeds", "0", "--sheet", str(tmp_path / "sheet.png")])
     before = json.loads(out.read_text())
     capsys.readouterr()
-    tables.main([*map(str, first), "--tables", "A", "B", "S.main", "S.average", "--seeds", "0"])
+    tables.main([*map(str, first), "--tables", *table_plan.TABLES, "--seeds", "0"])
     said, record = capsys.readouterr().out, json.loads(out.read_text())
     assert "all done" in said
     assert "monolith-s0" not in said, "what is there is not made again"
@@ -85,26 +93,37 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     models = record["models"]
     seen = {name: model["training"]["images"] * model["networks"] for name, model in models.items()}
     assert seen["monolith-s0"] == seen["flow8-s0"] == seen["start-s0"] + seen["branched-s0"]
-    assert len(record["arms"]["flow8-top-1-g1-s0"]["resampled"]) == tables.RESAMPLES
+    for name in ("flow8-large", "flow-random", "flow-label", "flow-4", "flow-16"):
+        assert seen[f"{name}-s0"] == seen["monolith-s0"], name
+    assert (models["flow-4-s0"]["networks"], models["flow-16-s0"]["networks"]) == (4, 16)
+    arms = record["arms"]
+    assert len(arms["flow8-top-1-g1-s0"]["resampled"]) == table_plan.RESAMPLES
+    costs = {
+        name: arms[f"{name}-top-1-g1-s0"]["flops"]["sampling"] for name in ("flow8-small", "4small:4flow", "flow8")
+    }
+    assert costs["flow8-small"] < costs["4small:4flow"] < costs["flow8"]
     tables.main(["report", str(out), "--to", str(tmp_path / "BENCHMARKS.md")])
     page = (tmp_path / "BENCHMARKS.md").read_text()
-    assert "## Table A" in page
+    assert all(f"## Table {name}: " in page for name in table_plan.TABLES)
+    (compared,) = (line for line in page.splitlines() if line.startswith("| 2edm:6flow |"))
+    assert "[" in compared, "a ratio to eight flow experts with its interval"
     assert "| mixed, literal fusion | top-2 | 1 |" in page
     assert "| student | - | 1 |" in page
     # a sample costs four forwards with a teacher's, three without: equal operations but for rounding
     steps = {name: models[name]["training"]["images"] // models[name]["training"]["batch"] for name in models}
     assert steps["student-s0"] == steps["alone-s0"] == steps["flow8-s0"]
-    scale, each = tables.Scale(), tables.student_recipe(tables.Scale(), 8).batch
-    assert 4 * 8 * each == pytest.approx(3 * tables.student_recipe(scale, 0).batch, rel=0.01)
+    scale, each = table_plan.Scale(), table_plan.student_recipe(table_plan.Scale(), 8).batch
+    assert 4 * 8 * each == pytest.approx(3 * table_plan.student_recipe(scale, 0).batch, rel=0.01)
     assert 8 * each == scale.batch * 8 // 4, "a quarter of the monolith's batch"
     assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 
 def test_the_tables_keep_the_router_at_the_papers_share() -> None:
-    for scale in (tables.SCALES[name] for name in ("photographs", "small", "large")):
-        expert = tables.expert_network(scale, (32, 8, 8), 384)
-        router = tables.router_network(expert)
-        training = tables.router_recipe(scale, expert).images * tables.flops_forward(router)
-        experts = tables.recipe(scale, experts=tables.CLUSTERS).images * tables.flops_forward(expert)
-        assert tables.flops_forward(router) <= 0.08 * tables.flops_forward(expert)
+    for size in ("", "small", "large"):
+        scale = table_plan.Scale().of_size(size)
+        expert = table_plan.expert_network(scale, (32, 8, 8), 384)
+        router = flops_forward(router_network(expert))
+        training = table_plan.router_recipe(scale, expert).images * router
+        experts = table_plan.recipe(scale, batch=scale.batch * table_plan.CLUSTERS).images * flops_forward(expert)
+        assert router <= 0.08 * flops_forward(expert)
         assert 0.039 < training / experts <= 0.04

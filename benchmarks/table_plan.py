@@ -1,0 +1,376 @@
+"""What the tables of photographs train and measure: sizes, models, ensembles, arms. Chosen before any of it was run.
+
+benchmarks/tables.py makes it, benchmarks/table_report.py writes it down. A new comparison is a line in MODELS or
+ENSEMBLES and an arm in its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from atoll.models.accounting import flops_forward
+from atoll.models.dit import DiTConfig
+from atoll.planning import recipes
+from atoll.process import EDM, CosineVP, Kind, Objective
+from atoll.process.objective import MinSNR
+from atoll.router.recipes import router_network
+from atoll.training.recipe import Training
+
+CLUSTERS = 8
+ROUTER_SHARE = 0.04  # of the experts' training, in operations: DDM's
+BRANCH = 0.25  # of all images, seen by the common start of branched experts
+NOISE_EXPERTS = 2  # of the mixed ensemble: on the clusters with most detail, as `atoll plan` deals them
+STUDENT_SHARE = 1 / 3  # of the monolith's training, in operations: DDM's, the teachers' answers counted
+CURVE = (0.125, 0.25, 0.5)  # of the training, where quality is measured on the way
+RESAMPLES = 20
+FUSIONS = ("bridge", "paper")
+
+OBJECTIVES: Mapping[str, Objective] = recipes.OBJECTIVES | {  # those of `atoll plan`, and three for table F
+    "v": Objective(schedule=CosineVP(), kind=Kind.V),
+    "x0": Objective(schedule=CosineVP(), kind=Kind.X0, weighting=MinSNR()),
+    "edm": Objective(schedule=EDM(), kind=Kind.X0, weighting=MinSNR()),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Everything that decides how much is computed."""
+
+    width: int = 192
+    depth: int = 6
+    heads: int = 3
+    patch: int = 1
+    batch: int = 128  # of one expert
+    steps: int = 12_000
+    learning_rate: float = 4e-4
+    router_batch: int = 1024
+    samples: int = 10_000
+    sample_batch: int = 5_000
+    sampling_steps: int = 50
+    guidances: tuple[float, ...] = (1.5, 2.0, 3.0)
+    beyond: tuple[float, ...] = (4.5, 6.0)  # added after seed 0: both models were best at the end of `guidances`
+    text_samples: int = 2_000
+    warm_up: float = 0.04  # of the budget
+    average: float = 0.02  # half-life of the weights' average, of the budget
+    small: int = 128  # table C: widths, with heads of the same size
+    large: int = 256
+
+    def of_size(self, size: str) -> Scale:
+        """With networks of another width; `size` is small, large or, as it is, nothing."""
+        width = {"": self.width, "small": self.small, "large": self.large}[size]
+        return replace(self, width=width, heads=width * self.heads // self.width)
+
+
+SCALES = {
+    "photographs": Scale(),
+    "toy": Scale(
+        *(32, 1, 2, 4, 8, 24),
+        router_batch=32,
+        samples=48,
+        sample_batch=32,
+        sampling_steps=3,
+        guidances=(2.0,),
+        beyond=(),
+        text_samples=16,
+        small=16,
+        large=48,
+    ),  # that it runs, in seconds on a CPU
+}
+
+
+# -- what is trained ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """Networks of one shape that are trained together; as it stands, a flow expert for every cluster."""
+
+    learns: Literal["experts", "everything", "clusters", "teachers"] = "experts"
+    objectives: tuple[str, ...] = ("flow",)  # each in turn for every cluster
+    most_detailed: int = CLUSTERS  # only for so many clusters, those with most detail first
+    size: str = ""
+    partition: str = "clusters"  # the name of its tensor in the set
+    share: float = 1.0  # of the budget
+    start: str | None = None  # whose weights it begins from: a model, or of a student's teachers best or average
+    blind: bool = False  # a router that is not told the prompt
+    alone: bool = False  # a student's operations without its teachers
+
+    @property
+    def count(self) -> int:
+        """Of clusters."""
+        return {"clusters-4": 4, "clusters-16": 16}.get(self.partition, CLUSTERS)
+
+    @property
+    def student(self) -> bool:
+        return self.learns == "teachers" or self.alone
+
+
+PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
+MODELS: Mapping[str, Model] = {
+    "monolith": Model("everything"),
+    "flow8": Model(),
+    "router": Model("clusters"),
+    "blind": Model("clusters", blind=True),
+    "start": Model("everything", share=BRANCH),
+    "branched": Model(share=1.0 - BRANCH, start="start"),
+    "noise2": Model(objectives=("ddpm",), most_detailed=NOISE_EXPERTS),
+    "noise8": Model(objectives=("ddpm",)),
+    "kinds": Model(objectives=("v", "x0", "edm"), most_detailed=NOISE_EXPERTS),
+    "student": Model("teachers"),
+    "student-best": Model("teachers", start="best"),
+    "student-average": Model("teachers", start="average"),
+    "alone": Model("everything", alone=True),
+    **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
+    **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
+    **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
+    **{f"flow-{name}": Model(partition=tensor) for name, tensor in PARTITIONS.items()},
+    **{f"router-{name}": Model("clusters", partition=tensor) for name, tensor in PARTITIONS.items()},
+}
+STUDENTS = tuple(name for name, model in MODELS.items() if model.student)
+FEW = "-few-steps"  # of students in the record from before `student_recipe`: a quarter of the steps, the whole batch
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Experts of `base`, and in the `count` clusters with most detail those of another model, of one objective."""
+
+    other: str
+    objective: str
+    count: int
+    base: str = "flow8"
+
+
+ENSEMBLES: Mapping[str, Ensemble] = {
+    "mixed": Ensemble("noise2", "ddpm", NOISE_EXPERTS),
+    **{f"{n}ddpm:{CLUSTERS - n}flow": Ensemble("noise8", "ddpm", n) for n in (1, 2, 4)},
+    "8ddpm": Ensemble("noise8", "ddpm", CLUSTERS),
+    **{f"2{kind}:6flow": Ensemble("kinds", kind, NOISE_EXPERTS) for kind in MODELS["kinds"].objectives},
+    "4small:4flow": Ensemble("flow8-small", "flow", CLUSTERS // 2),
+}
+
+
+def needed(model: str) -> list[str]:
+    """Models that must be there first, in order, with `model` itself if that is one."""
+    if model in ENSEMBLES:
+        return [ENSEMBLES[model].base, ENSEMBLES[model].other]
+    before = ["flow8"] if MODELS[model].learns == "teachers" else []
+    start = MODELS[model].start
+    return [*before, *([start] if start in MODELS else []), model]
+
+
+# -- what is measured ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to sample. `compared` is the arm it is divided by."""
+
+    table: str
+    model: str  # of MODELS or ENSEMBLES
+    route: str | None = None
+    guidance: float = 1.0
+    router: str | None = "router"
+    fusion: str = "bridge"
+    prompts: str = "train"  # or: text, captions and descriptions that no training has seen
+    compared: str = "monolith"
+    after: float = 1.0  # this share of the training
+
+    @property
+    def weights(self) -> str:
+        return named_after(self.model, self.after)
+
+    @property
+    def name(self) -> str:
+        parts = [self.weights, self.route, "blind" if self.router == "blind" else None]
+        parts += [None if self.fusion == "bridge" else self.fusion, f"g{self.guidance:g}"]
+        parts += [None if self.prompts == "train" else self.prompts]
+        return "-".join(part for part in parts if part)
+
+
+def named_after(model: str, share: float) -> str:
+    return model if share == 1.0 else f"{model}@{share:g}"
+
+
+def monolith(table: str, guidance: float = 1.0, prompts: str = "train", after: float = 1.0) -> Arm:
+    return Arm(table, "monolith", guidance=guidance, router=None, prompts=prompts, after=after)
+
+
+def table_a(scale: Scale) -> dict[str, list[Arm]]:
+    """In parts, the most telling first."""
+    guided = scale.guidances
+    return {
+        "main": [
+            *(monolith("A", g) for g in (1.0, *guided)),
+            *(Arm("A", "flow8", "top-1", g) for g in (1.0, *guided)),
+            *(Arm("A", "flow8", route) for route in ("fixed", "top-2")),
+        ],
+        "text": [
+            monolith("A", guided[-1], "text"),
+            Arm("A", "flow8", "top-1", guided[-1], prompts="text"),
+        ],
+        "curve": [
+            arm for share in CURVE for arm in (monolith("A", after=share), Arm("A", "flow8", "top-1", after=share))
+        ],
+        "beyond": [
+            *(monolith("A", g) for g in scale.beyond),
+            *(Arm("A", "flow8", "top-1", g) for g in scale.beyond),
+        ],
+        "branched": [*(Arm("A", "branched", "top-1", g) for g in (1.0, *guided)), Arm("A", "branched", "fixed")],
+        "full": [Arm("A", "flow8", "full")],
+        "blind": [Arm("A", "flow8", "top-1", router="blind")],
+    }
+
+
+def table_b(scale: Scale) -> dict[str, list[Arm]]:
+    return {
+        "main": [Arm("B", "mixed", "top-1", g, compared="flow8") for g in (1.0, *scale.guidances)],
+        "fusion": [
+            Arm("B", "mixed", "top-1", fusion="paper", compared="flow8"),
+            *(Arm("B", "mixed", "top-2", fusion=fusion, compared="flow8") for fusion in FUSIONS),
+        ],
+    }
+
+
+def table_c(scale: Scale) -> dict[str, list[Arm]]:
+    """Networks of another width, each ensemble beside the monolith of its own size; 1 and the best guidance of A."""
+    guidances = (1.0, scale.guidances[-1])
+    return {
+        size: [
+            *(Arm("C", f"monolith-{size}", guidance=g, router=None, compared=f"monolith-{size}") for g in guidances),
+            *(
+                Arm("C", f"flow8-{size}", "top-1", g, router=f"router-{size}", compared=f"monolith-{size}")
+                for g in guidances
+            ),
+        ]
+        for size in ("small", "large")
+    }
+
+
+def table_d(scale: Scale) -> dict[str, list[Arm]]:
+    routes = ("threshold-0.2", "top-3", "sampled", "nucleus-0.9")
+    return {"main": [Arm("D", "flow8", route) for route in routes]}
+
+
+def table_e(scale: Scale) -> dict[str, list[Arm]]:
+    """Other partitions, beside the monolith: its images are as many, whatever the number of experts."""
+    guidances = (1.0, scale.guidances[-1])
+    return {
+        name: [Arm("E", f"flow-{name}", "top-1", g, router=f"router-{name}") for g in guidances] for name in PARTITIONS
+    }
+
+
+def table_f(scale: Scale) -> dict[str, list[Arm]]:
+    """Other mixes, beside eight flow experts; router and experts are shared wherever two have the same."""
+
+    def parts(*models: str) -> list[Arm]:
+        return [Arm("F", model, "top-1", compared="flow8") for model in models]
+
+    return {
+        "shares": parts("1ddpm:7flow", "2ddpm:6flow", "4ddpm:4flow", "8ddpm"),
+        "literal": [Arm("F", m, "top-1", fusion="paper", compared="flow8") for m in ("2ddpm:6flow", "8ddpm")],
+        "kinds": parts("2v:6flow", "2x0:6flow", "2edm:6flow"),
+        "sizes": parts("4small:4flow"),
+    }
+
+
+def table_s(scale: Scale) -> dict[str, list[Arm]]:
+    """One dense network out of eight, at one expert's cost per step; `alone` is the same compute without teachers."""
+    guidances = (1.0, *scale.guidances)
+    return {
+        name: [Arm("S", student, guidance=g, router=None) for student in students for g in guidances]
+        for name, students in {
+            "main": ("student", "alone"),
+            "best": ("student-best",),
+            "average": ("student-average",),
+        }.items()
+    }
+
+
+TABLES = {"A": table_a, "B": table_b, "C": table_c, "D": table_d, "E": table_e, "F": table_f, "S": table_s}
+
+
+def schedule(tables: Sequence[str], seeds: Sequence[int], scale: Scale) -> list[tuple[str | Arm, int]]:
+    """Models and arms: all seeds of the most telling part first, each model just before its first arm."""
+    found: list[tuple[str | Arm, int]] = []
+    seen: set[tuple[str, int]] = set()
+    for asked in tables:
+        table, _, only = asked.partition(".")
+        for part, group in TABLES[table](scale).items():
+            for seed in seeds if only in ("", part) else ():
+                for arm in group:
+                    for model in (*needed(arm.model), *([arm.router] if arm.route and arm.router else [])):
+                        if (model, seed) not in seen:
+                            seen.add((model, seed))
+                            found.append((model, seed))
+                    found.append((arm, seed))
+    return found
+
+
+# -- how much of it -----------------------------------------------------------------------------------------
+
+
+def expert_network(scale: Scale, latent: tuple[int, int, int], text_width: int) -> DiTConfig:
+    return DiTConfig(
+        latent=latent,
+        patch=scale.patch,
+        width=scale.width,
+        depth=scale.depth,
+        heads=scale.heads,
+        condition="pooled",
+        text_width=text_width,
+    )
+
+
+def recipe(scale: Scale, *, share: float = 1.0, batch: int | None = None) -> Training:
+    """An expert's steps, or a share of them, with its batch or another one."""
+    batch = batch or scale.batch
+    images = round(scale.steps * share) * batch
+    return Training(
+        images=images,
+        batch=batch,
+        learning_rate=scale.learning_rate,
+        warmup_images=round(scale.warm_up * images),
+        decay="linear",
+        ema_images=max(1, round(scale.average * images)),
+        seed=0,
+    )
+
+
+def recipe_of(model: Model, scale: Scale) -> Training:
+    """Of one network of a model, or of a student's part from one teacher.
+
+    DDM's protocol: equal steps, the monolith's batch divided among the experts, so equal images however many there are.
+    """
+    whole = scale.batch * CLUSTERS
+    if model.student:
+        return student_recipe(scale, 0 if model.alone else CLUSTERS)
+    batch = whole if model.learns == "everything" else whole // model.count
+    return recipe(scale, share=model.share, batch=batch)
+
+
+def student_recipe(scale: Scale, teachers: int) -> Training:
+    """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
+
+    A sample with a teacher costs 4 forwards of one network, one without costs 3. With no teachers the batch is a third
+    of the monolith's: equal operations, equal steps.
+    """
+    whole = STUDENT_SHARE * scale.batch * CLUSTERS
+    return recipe(scale, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
+
+
+def router_recipe(scale: Scale, expert: DiTConfig) -> Training:
+    """As many images as make the router's training ROUTER_SHARE of the experts'."""
+    whole = recipe(scale, batch=scale.batch * CLUSTERS).images * flops_forward(expert)
+    steps = max(4, int(ROUTER_SHARE * whole / flops_forward(router_network(expert)) / scale.router_batch))
+    images = steps * scale.router_batch
+    return Training(
+        images=images,
+        batch=scale.router_batch,
+        learning_rate=1e-3,
+        warmup_images=images // 25,
+        decay="linear",
+        ema_images=max(1, images // 50),
+        seed=0,
+    )

@@ -6,7 +6,7 @@ ENSEMBLES and an arm in its table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -188,6 +188,10 @@ class Arm:
         parts += [None if self.prompts == "train" else self.prompts]
         return "-".join(part for part in parts if part)
 
+    def key(self, seed: int) -> str:
+        """In the record."""
+        return f"{self.name}-s{seed}"
+
 
 def named_after(model: str, share: float) -> str:
     return model if share == 1.0 else f"{model}@{share:g}"
@@ -291,8 +295,13 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
 TABLES = {"A": table_a, "B": table_b, "C": table_c, "D": table_d, "E": table_e, "F": table_f, "S": table_s}
 
 
-def schedule(tables: Sequence[str], seeds: Sequence[int], scale: Scale) -> list[tuple[str | Arm, int]]:
-    """Models and arms: all seeds of the most telling part first, each model just before its first arm."""
+def schedule(
+    tables: Sequence[str], seeds: Sequence[int], scale: Scale, done: Container[str] = ()
+) -> list[tuple[str | Arm, int]]:
+    """Models and arms: all seeds of the most telling part first, each model just before its first arm.
+
+    Arms that are `done`, by their key in the record, are left out, and what only they need.
+    """
     found: list[tuple[str | Arm, int]] = []
     seen: set[tuple[str, int]] = set()
     for asked in tables:
@@ -300,6 +309,8 @@ def schedule(tables: Sequence[str], seeds: Sequence[int], scale: Scale) -> list[
         for part, group in TABLES[table](scale).items():
             for seed in seeds if only in ("", part) else ():
                 for arm in group:
+                    if arm.key(seed) in done:
+                        continue
                     for model in (*needed(arm.model), *([arm.router] if arm.route and arm.router else [])):
                         if (model, seed) not in seen:
                             seen.add((model, seed))

@@ -524,8 +524,7 @@ class Measuring:
 
 
 def measured_arm(world: World, store: Store, measuring: Measuring, arm: Arm, seed: int) -> None:
-    key = f"{arm.name}-s{seed}"
-    began = time.monotonic()
+    key, began = arm.key(seed), time.monotonic()
     rows, wanted, kinds = world.prompts(arm.prompts)
     latents = sample(world, store, arm, seed, rows)
     seconds = time.monotonic() - began
@@ -630,7 +629,7 @@ def run(arguments: argparse.Namespace) -> None:
     def left() -> float:
         return arguments.seconds - (time.monotonic() - began)
 
-    for model_or_arm, seed in schedule(arguments.tables, arguments.seeds, scale):
+    for model_or_arm, seed in schedule(arguments.tables, arguments.seeds, scale, store.record["arms"]):
         measuring.collect(wait=False)
         if isinstance(model_or_arm, str):
             if store.path(model_or_arm, seed).exists():
@@ -641,10 +640,8 @@ def run(arguments: argparse.Namespace) -> None:
                 break
             trained_model(world, store, model_or_arm, seed)
         else:
-            if f"{model_or_arm.name}-s{seed}" in store.record["arms"]:
-                continue
             if left() < arguments.reserve:
-                print(f"stopped before {model_or_arm.name}-s{seed}: {left():.0f} s left")
+                print(f"stopped before {model_or_arm.key(seed)}: {left():.0f} s left")
                 break
             measured_arm(world, store, measuring, model_or_arm, seed)
     else:

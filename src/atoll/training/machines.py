@@ -205,7 +205,8 @@ def stay_within(device: torch.device, memory: float | None) -> None:
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     total = torch.cuda.get_device_properties(device).total_memory / GIB
     share = 1.0 if memory is None else max(0.0, memory - BESIDE) / total
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    card = torch.cuda.current_device() if device.index is None else device.index  # a plain "cuda" is refused
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), card)
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ TITLES = {
 
 def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Several runs as one; where two have measured the same, the later one counts."""
-    about = {"about": records[0]["about"]}
-    return about | {part: {k: v for r in records for k, v in r[part].items()} for part in ("models", "arms")}
+    first = {key: value for key, value in records[0].items() if key not in ("models", "arms")}
+    return first | {part: {k: v for r in records for k, v in r[part].items()} for part in ("models", "arms")}
 
 
 def report(record: dict[str, Any], source: str) -> str:
@@ -71,7 +72,7 @@ def report(record: dict[str, Any], source: str) -> str:
     lines += best_lines(arms)
     lines += curve_lines(arms)
     lines += text_lines(arms)
-    lines += model_lines(record["models"])
+    lines += model_lines(record["models"], record.get("note"))
     return "\n".join(lines) + "\n"
 
 
@@ -107,7 +108,12 @@ def table_lines(table: str, own: list[dict[str, Any]], arms: dict[str, Any]) -> 
         "| training PFLOP | sampling GFLOP |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for key in dict.fromkeys(arm_key(arm) for arm in own):
+    planned = [arm_key(asdict(arm)) for group in TABLES[table](Scale()).values() for arm in group]
+    found = dict.fromkeys(arm_key(arm) for arm in own)
+    for key in [
+        *(key for key in dict.fromkeys(planned) if key in found),
+        *(key for key in found if key not in planned),
+    ]:
         group = sorted((a for a in own if arm_key(a) == key), key=lambda a: a["seed"])
         first = group[0]
         ratios = []
@@ -126,7 +132,8 @@ def table_lines(table: str, own: list[dict[str, Any]], arms: dict[str, Any]) -> 
         paper = PAPER.get((table, first["model"], first["route"], first["guidance"]), "")
         if first["router"] == "blind" or first["fusion"] == "paper":
             paper = ""
-        more = "more than " if (first["route"] or "").startswith("threshold") else ""  # several experts now and then
+        several = (first["route"] or "").startswith(("threshold", "nucleus"))  # experts, now and then
+        more = "more than " if several else ""
         lines.append(
             f"| {name} | {first['route'] or '-'} | {first['guidance']:g} | "
             f"{distances} | {' / '.join(ratios) or '1'} | {paper} | "
@@ -231,11 +238,12 @@ def text_lines(arms: dict[str, Any]) -> list[str]:
     return lines
 
 
-def model_lines(models: dict[str, Any]) -> list[str]:
+def model_lines(models: dict[str, Any], note: str | None) -> list[str]:
     lines = [
         "",
         "## Training",
         "",
+        *([note, ""] if note else []),
         "| what | networks | images each | images/s in all | seconds |",
         "|---|---|---|---|---|",
     ]

@@ -363,6 +363,15 @@ def test_an_expert_stays_within_the_memory_it_was_given(tmp_path: Path) -> None:
     assert torch.cuda.max_memory_reserved() <= 3.0 * GIB
 
 
+def test_a_card_without_its_number_is_held_too() -> None:
+    try:
+        stay_within(torch.device("cuda"), 1.0)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(int(1.5 * GIB), dtype=torch.uint8, device="cuda")
+    finally:
+        stay_within(torch.device("cuda"), None)
+
+
 def test_real_lack_of_memory_ends_in_a_smaller_micro_batch(tmp_path: Path) -> None:
     """A card that is made small: activations of 256 images do not fit into 3 GiB, those of a few do."""
     network = DiTConfig(latent=(4, 32, 32), patch=2, width=384, depth=8, heads=6, condition="labels", classes=3)

@@ -66,7 +66,7 @@ class Scale:
 SCALES = {
     "photographs": Scale(),
     "toy": Scale(
-        *(32, 1, 2, 4, 8, 24),
+        *(32, 1, 2, 4, 8, 8),
         router_batch=32,
         samples=48,
         sample_batch=32,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from ..artifacts import Artifact
 from ..islands.order import Order
@@ -54,6 +55,7 @@ def refresh_plan(older: Artifact, *, seed: int) -> RouterPlan:
     return plan.model_copy(update={"training": plan.training.model_copy(update=shorter)})
 
 
+@cache
 def router_network(expert: DiTConfig, share: float = SHARE) -> DiTConfig:
     """The trunk of a router beside experts like this one: of those that cost at most `share` of it, the one with the
     largest blocks, and of those the one with the smallest patches. Which cluster an image is of shows in few, large

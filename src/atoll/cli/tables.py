@@ -23,22 +23,31 @@ def plain(text: str, most: int = 120) -> str:
 def print_scores(evaluation: dict[str, Any]) -> None:
     """Every number of every other score: a row for each arm, and one for what real images have."""
     arms, floors = evaluation["arms"], evaluation["floors"]
-    print_numbers("Other scores", [(arm["name"], arm["scores"]) for arm in arms], floors["scores"])
+    print_numbers("Other scores", [(arm["name"], arm) for arm in arms], floors["scores"])
     for name, other in evaluation["extractors"].items():
-        seen = [(arm["name"], arm["extractors"][name]) for arm in arms]
-        rows = [(arm, {"frechet": found["frechet"], **found["scores"]}) for arm, found in seen]
+        rows = [(arm["name"], with_distance(arm["extractors"][name])) for arm in arms]
         real = {"frechet": other["floors"]["frechet_half_against_half"], **other["floors"]["scores"]}
         print_numbers(f"By the features of {plain(name)}", rows, real)
 
 
-def print_numbers(title: str, rows: Sequence[tuple[str, dict[str, float]]], real: dict[str, float]) -> None:
-    shown = other_numbers({"scores": scores} for _, scores in rows)
+def with_distance(found: dict[str, Any]) -> dict[str, Any]:
+    """What another extractor has measured, its Frechet distance among the scores: there is no other table of it."""
+    return {
+        "scores": {"frechet": found["frechet"], **found["scores"]},
+        "intervals": {"frechet": found["frechet_interval"], **found["intervals"]},
+    }
+
+
+def print_numbers(title: str, rows: Sequence[tuple[str, dict[str, Any]]], real: dict[str, float]) -> None:
+    """Each row has a name, and `scores` with their `intervals`."""
+    shown = other_numbers(found for _, found in rows)
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("arm")
     for name in shown:
         table.add_column(number_title(name), justify="right")
-    for arm, scores in rows:
-        table.add_row(plain(arm), *(number_written(name, scores.get(name)) for name in shown))
+    for arm, found in rows:
+        scores, ends = found["scores"], found["intervals"]
+        table.add_row(plain(arm), *(number_written(name, scores.get(name), ends.get(name)) for name in shown))
     table.add_section()
     table.add_row("real, halves", *(number_written(name, real.get(name)) for name in shown))
     console.print(table)

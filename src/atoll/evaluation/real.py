@@ -24,7 +24,8 @@ from ..models.feature_extractors import FeatureExtractor, load_extractor
 from ..partition.assignment import clusters_of
 from .metrics import Features, Recogniser, frechet_distance
 from .samples import StoredImages
-from .scores import Sets, scored
+from .scores import Sets, scored, with_intervals
+from .scores.estimate import Estimate, within_spread
 from .scores.frechet import FrechetReference, moments
 from .scores.nearest import nearest_distances
 
@@ -123,10 +124,10 @@ class RealData:
         A covariance of fewer samples than features is singular, and a distance would measure that. Four samples for
         each direction tell its width. Pixels are taken whole: they are what the demo is measured by.
         """
-        if self._extractor.id == "pixels" or count > self.features.shape[1]:
-            return None
         if count < FEWEST:
             raise UserError(f"-n {count}: too few samples to measure by; paint {FEWEST} or more")
+        if self._extractor.id == "pixels" or count > self.features.shape[1]:
+            return None
         return count // 4
 
     def in_directions(self, features: Features) -> Features:
@@ -144,15 +145,14 @@ class RealData:
         where = "cpu" if self._device.startswith("mps") else self._device  # which has no float64
         seen = np.ascontiguousarray(self.in_directions(features.numpy()))
         distance, *resampled = self._reference.distances(seen, self._resamples, seed=0, device=where)
-        spread = 1.96 * float(np.std(resampled, ddof=1))
         sets = self._sets(features, prompts)
-        scores = scored(sets, without=APART)
+        frechet = within_spread(distance, resampled)
+        found = with_intervals(scored(sets, without=APART))
         return {
-            "recognised": self._recognised(features.numpy(), wanted),
+            **beside(found, "recognised", self._recognised(features.numpy(), wanted)),
             "frechet": distance,
-            "frechet_interval": [distance - spread, distance + spread],
-            "nearest_median": scores["nearest_median"],
-            "scores": scores,
+            "frechet_interval": [frechet.low, frechet.high],
+            "nearest_median": found["scores"]["nearest_median"],
             "clusters": None if prompts is None else self._by_cluster(sets, features.numpy(), wanted, prompts),
         }
 
@@ -172,7 +172,7 @@ class RealData:
     def _there(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _recognised(self, features: Features, wanted: np.ndarray | None) -> float | None:
+    def _recognised(self, features: Features, wanted: np.ndarray | None) -> Estimate | None:
         """The share of images that show what was asked for, of those where anybody knows what that is."""
         if self.recogniser is None or wanted is None or not (asked := wanted >= 0).any():
             return None
@@ -200,13 +200,11 @@ class RealData:
             if directions is not None:
                 axes = principal_axes(reference, directions)
                 reference, found = reference @ axes, found @ axes
-            row |= {
-                "recognised": self._recognised(features[ours], None if wanted is None else wanted[ours]),
-                "frechet": frechet_distance(found, reference),
-                "frechet_directions": directions,
-                "scores": scored(sets.part(self._there(ours), self._there(theirs)), without=APART),
-            }
-            rows.append(row)
+            recognised = self._recognised(features[ours], None if wanted is None else wanted[ours])
+            scores = with_intervals(scored(sets.part(self._there(ours), self._there(theirs)), without=APART))
+            # resamples of a distance in 1,280 directions would take minutes, cluster by cluster: it has no interval here
+            row |= {"frechet": frechet_distance(found, reference), "frechet_directions": directions}
+            rows.append(row | beside(scores, "recognised", recognised))
         return rows
 
     @cached_property
@@ -226,8 +224,14 @@ class RealData:
             "frechet_count_against_all": frechet_distance(features[:count], features),
             "nearest_leave_one_out_median": float(np.median(alone.cpu().numpy())),
             "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
-            "scores": scored(halves, without=APART),
+            **with_intervals(scored(halves, without=APART)),
         }
+
+
+def beside(found: dict[str, Any], name: str, value: Estimate | None) -> dict[str, Any]:
+    """Numbers of all scores, with one more that stands beside them, and whose interval stands among theirs."""
+    ends = {} if value is None else {name: [value.low, value.high]}
+    return {**found, name: None if value is None else float(value), "intervals": {**found["intervals"], **ends}}
 
 
 def decoded_features(

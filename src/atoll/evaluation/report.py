@@ -284,16 +284,16 @@ class Page:
         rows = [
             [
                 p.title,
-                percent(arm["recognised"]),
-                within(arm["frechet"], arm["frechet_interval"]),
-                f"{arm['nearest_median']:.2f}",
-                *(number_written(name, arm["scores"].get(name)) for name in others),
+                number_written("recognised", arm["recognised"], arm["intervals"].get("recognised")),
+                number_written("frechet", arm["frechet"], arm["frechet_interval"]),
+                number_written("nearest_median", arm["nearest_median"], arm["intervals"].get("nearest_median")),
+                *(number_written(name, arm["scores"].get(name), arm["intervals"].get(name)) for name in others),
             ]
             for p, arm in zip(self._in_order(), measured, strict=True)
         ]
         accuracy, alone = floors["recogniser_accuracy"], floors["nearest_leave_one_out_median"]
         seen = any(cells[1] for cells in rows)
-        halves = "" if accuracy is None or not seen else f"{percent(accuracy)} (unseen, 5-fold)"
+        halves = "" if accuracy is None or not seen else f"{accuracy:.1%} (unseen, 5-fold)"
         half, whole = floors["frechet_half_against_half"], floors["frechet_count_against_all"]
         real = [number_written(name, floors["scores"].get(name)) for name in others]
         floor_rows = [
@@ -343,9 +343,10 @@ class Page:
                 rows.append([f"cluster {row['cluster']}", *[""] * (3 + len(names)), row["too_few"]])
                 continue
             directions = row["frechet_directions"]
-            cells = [percent(row["recognised"]), number_written("frechet", row["frechet"])]
-            cells += ["all" if directions is None else str(directions)]
-            cells += [number_written(name, row["scores"].get(name)) for name in names]
+            ends = row["intervals"]
+            cells = [number_written("recognised", row["recognised"], ends.get("recognised"))]
+            cells += [number_written("frechet", row["frechet"]), "all" if directions is None else str(directions)]
+            cells += [number_written(name, row["scores"].get(name), ends.get(name)) for name in names]
             rows.append([f"cluster {row['cluster']}", *cells, ""])
         head = ["", "recognised as asked", "Frechet distance", "in directions", *map(number_title, names), "too few"]
         return f"<details><summary>{escape(painted.title)}: every score</summary>{table(head, rows)}</details>"
@@ -421,16 +422,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], floors: Sequence[S
         mark = ' class="floor"' if place >= len(rows) else ""
         shown.append(f"<tr{mark}>" + "".join(f"<td>{escape(cells[column])}</td>" for column in kept) + "</tr>")
     return f'<div class="wide"><table>{"".join(shown)}</table></div>'
-
-
-def within(value: float, interval: Sequence[float]) -> str:
-    """A distance and half the width of its interval."""
-    half = (interval[1] - interval[0]) / 2
-    return f"{number_written('frechet', value)} \u00b1 {half:{'.0f' if half >= 10 else '.2g'}}"
-
-
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 def nearness_said(title: str, arm: Mapping[str, Any], real: float, floor: float) -> str:

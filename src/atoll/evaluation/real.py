@@ -21,6 +21,7 @@ from ..data.shards import ShardSet, write_shard
 from ..data.space import LatentSpace
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import FeatureExtractor, load_extractor
+from ..models.lpips import LPIPS
 from ..partition.assignment import clusters_of
 from .metrics import Features, Recogniser, frechet_distance
 from .samples import StoredImages
@@ -51,15 +52,17 @@ class RealData:
         partition: Artifact | None = None,
         extractor: str | None = None,
         kept: Path | None = None,
+        perceptual: LPIPS | None = None,
     ) -> None:
         """`count` is the number of samples that will be measured, if they may be fewer than the features.
 
         With a `partition` every score is also taken cluster by cluster. Another `extractor` than the data's own sees
-        the real images as its autoencoder gives them back; what it has seen is kept in the folder `kept`.
+        the real images as its autoencoder gives them back; what it has seen is kept in the folder `kept`. `perceptual`
+        also looks at how far images of one prompt are apart.
         """
         index = Index.of(data)
         samples = ShardSet([data.file(name) for name in data.names("shards/")])
-        self._device, self._resamples = device, resamples
+        self._device, self._resamples, self._perceptual = device, resamples, perceptual
         own = data.config["features"]["extractor"]
         self._extractor = load_extractor(extractor or own, device)
         self._scale = scale
@@ -145,7 +148,7 @@ class RealData:
         where = "cpu" if self._device.startswith("mps") else self._device  # which has no float64
         seen = np.ascontiguousarray(self.in_directions(features.numpy()))
         distance, *resampled = self._reference.distances(seen, self._resamples, seed=0, device=where)
-        sets = self._sets(features, prompts)
+        sets = self._sets(features, prompts, images)
         frechet = within_spread(distance, resampled)
         found = with_intervals(scored(sets, without=APART))
         return {
@@ -163,11 +166,13 @@ class RealData:
         parts = [self._extractor.extract(images[at : at + size].to(self._device)).cpu() for at in starts]
         return torch.cat(parts).float() * self._scale
 
-    def _sets(self, features: Tensor, prompts: Sequence[str] | None) -> Sets:
+    def _sets(self, features: Tensor, prompts: Sequence[str] | None, images: Tensor | StoredImages) -> Sets:
         groups = None if prompts is None else self._there(np.unique(np.array(prompts), return_inverse=True)[1])
-        return Sets(
-            features.to(self._device), self._there(self.features[self._unseen]), self._there(self.train), groups
-        )
+        apart = None
+        if groups is not None and self._perceptual is not None:
+            apart = self._perceptual.within_groups(images, groups.tolist()).to(self._device)
+        real, train = self._there(self.features[self._unseen]), self._there(self.train)
+        return Sets(features.to(self._device), real, train, groups, apart=apart)
 
     def _there(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -202,7 +207,7 @@ class RealData:
                 reference, found = reference @ axes, found @ axes
             recognised = self._recognised(features[ours], None if wanted is None else wanted[ours])
             scores = with_intervals(scored(sets.part(self._there(ours), self._there(theirs)), without=APART))
-            # resamples of a distance in 1,280 directions would take minutes, cluster by cluster: it has no interval here
+            # it has no interval here: resamples in 1,280 directions, cluster by cluster, would take minutes
             row |= {"frechet": frechet_distance(found, reference), "frechet_directions": directions}
             rows.append(row | beside(scores, "recognised", recognised))
         return rows

@@ -1,8 +1,9 @@
 """Numbers that know how far chance may have moved them.
 
-An interval says where the number would lie, 19 times of 20, had other images been painted, from other noise and for other
-prompts of the same kind, and held against the same real images. A Frechet distance is resampled for it with replacement. Where images are
-compared with each other they are left out in turn instead: an image drawn twice would be its own neighbour.
+An interval says where the number would lie, 19 times of 20, had other images been painted, from other noise and for
+other prompts of the same kind, and held against the same real images. A Frechet distance is resampled for it with
+replacement. Where images are compared with each other some are left out instead: one drawn twice would be its own
+neighbour.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ def share_of(outcomes: Tensor) -> Estimate:
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = WIDTH / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return Estimate(share, min(share, middle - half), max(share, middle + half))
+
+
+def mean_of(values: Tensor) -> Estimate | float:
+    """The mean over images [N], with 1.96 standard errors either side; of one alone without."""
+    mean, n = values.double().mean().item(), len(values)
+    if n < 2:
+        return mean
+    half = WIDTH * values.double().std().item() / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half)
 
 
 def median_of(values: Tensor) -> Estimate:

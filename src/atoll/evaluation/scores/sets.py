@@ -27,6 +27,7 @@ class Sets:
     train     float32 [T, D]        training images, to look for copies; None: not looked for
     asked     int64 [N]             what each image was asked to show: a class, or the number of its prompt
     classifier                      of the real classes, where `asked` are classes
+    apart     float32 [N]           LPIPS from an image to its partner of the same prompt; nan: it has none of its own
     """
 
     features: Tensor
@@ -34,11 +35,12 @@ class Sets:
     train: Tensor | None = None
     asked: Tensor | None = None
     classifier: Classifier | None = None
+    apart: Tensor | None = None
 
     def part(self, generated: Tensor, real: Tensor) -> Sets:
         """Some of the generated and some of the real images, by number; copies are looked for among all training."""
-        asked = None if self.asked is None else self.asked[generated]
-        return replace(self, features=self.features[generated], real=self.real[real], asked=asked)
+        asked, apart = (None if one is None else one[generated] for one in (self.asked, self.apart))
+        return replace(self, features=self.features[generated], real=self.real[real], asked=asked, apart=apart)
 
 
 Score = Callable[[Sets], dict[str, float]]

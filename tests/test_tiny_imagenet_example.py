@@ -32,7 +32,7 @@ def run_example(shared: Path, source: Path, run: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.shared
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_from_parquet_files_to_the_report_and_what_free_text_gives(shared: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_example(shared, shared / "datasets/tiny-imagenet", run)
@@ -58,7 +58,7 @@ def test_from_parquet_files_to_the_report_and_what_free_text_gives(shared: Path,
 
 @pytest.mark.slow
 @pytest.mark.shared
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_same_script_takes_a_folder_of_ones_own(shared: Path, tmp_path: Path) -> None:
     write_photographs(tmp_path / "photos", per_class=40, size=64, captions=True)
     run_example(shared, tmp_path / "photos", tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy.linalg import sqrtm
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 from scipy.stats import binomtest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.evaluation import scores
 from atoll.evaluation.scores import SCORES, Sets, manifold, number_written, scored, with_intervals
@@ -127,6 +129,32 @@ def test_nothing_is_compared_with_everything_at_once(monkeypatch: pytest.MonkeyP
     points = torch.randn(300, 2)
     assert {len(d) for _, d in parts.distances_in_parts(points, points)} == {3}
     assert [len(d) for _, d in parts.distances_in_parts(points[:4], torch.randn(5000, 2))] == [1, 1, 1, 1]
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor had that was made meanwhile."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            self.most = max(self.most, one.numel() if isinstance(one, torch.Tensor) else 0)
+        return made
+
+
+def test_no_score_makes_a_matrix_of_all_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "CELLS", 8000)
+    monkeypatch.setattr(parts, "PART", 2048)
+    numbers = torch.Generator().manual_seed(0)
+    ours, real, train = (torch.randn(400, 4, generator=numbers) for _ in range(3))
+    asked = torch.arange(400) % 9
+    classifier = Classifier.fitted(real[:50], asked[:50], 9)
+    sets = Sets(ours, real, train, asked, classifier, apart=torch.rand(400))
+    for name, one in SCORES.items():
+        with Largest() as largest:
+            assert one(sets), name
+        assert largest.most <= 8400, f"{name} made {largest.most} numbers at once; all against all are 160,000"
 
 
 def test_agreement_knows_separate_classes_and_wrong_answers() -> None:

@@ -15,7 +15,7 @@ from atoll.data.index import Index
 from atoll.data.prepare import prepare
 from atoll.evaluation.evaluate import write_npz
 from atoll.evaluation.metrics import frechet_distance
-from atoll.evaluation.real import RealData, principal_axes
+from atoll.evaluation.real import RealData, principal_axes, some_of_each
 from atoll.evaluation.scores import SCORES, Sets
 from atoll.evaluation.scores.estimate import Estimate
 from atoll.models.feature_extractors import PixelFeatures
@@ -41,6 +41,21 @@ def test_samples_without_a_label_do_not_end_recognition(tmp_path: Path) -> None:
     answer = int(real.recogniser.model.predict(np.zeros((1, real.features.shape[1])))[0])  # type: ignore[attr-defined]
     assert real.measure(images, np.array([answer, -1] * 4))["recognised"] == 1.0
     assert real.measure(images, np.array([-1] * 8))["recognised"] is None
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [
+        (2, ["a", "d"]),  # fewer than classes: of some
+        (4, ["a", "b", "d", "f"]),  # one of each
+        (20, ["a", "b", "d", "f", "f4"]),  # four images of each prompt; what small classes lack goes to large ones
+        (200, ["a", "b", "c", "d", "e", "f", "f1", "f2", "f3", "f4", "f5", "f6", "f7"]),  # all there are
+    ],
+)
+def test_a_class_with_many_captions_is_asked_for_by_some_of_them(count: int, chosen: list[str]) -> None:
+    classes = [["a"], ["b", "c"], ["d", "e"], ["f", *(f"f{n}" for n in range(1, 8))]]
+    assert some_of_each(classes, count) == chosen
+    assert some_of_each([chosen], 2 * len(chosen)) == chosen, "captions of people's own are all asked for"
 
 
 def test_networks_that_read_labels_are_asked_for_class_numbers(tmp_path: Path) -> None:

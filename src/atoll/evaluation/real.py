@@ -24,7 +24,7 @@ from ..models.feature_extractors import FeatureExtractor, load_extractor
 from ..models.lpips import LPIPS
 from ..partition.assignment import clusters_of
 from .metrics import Features, Recogniser, frechet_distance
-from .samples import StoredImages
+from .samples import StoredImages, spaced
 from .scores import Sets, scored, with_intervals
 from .scores.estimate import Estimate, within_spread
 from .scores.frechet import FrechetReference, moments
@@ -35,6 +35,7 @@ ENOUGH_UNSEEN = 1000  # images kept from training, to stand for the data
 DECODED = 64  # images an autoencoder decodes at once
 EXTRACTED, EXTRACTED_ON_CPU = 500, 50  # images whose features are computed at once; 500 of a CPU's would take 2 GiB
 ALONE = 5000  # training images whose nearest other one is looked for: a median needs no more
+PAINTED_EACH = 4  # images of one prompt, where there are more prompts than can be painted often
 APART = ("frechet",)  # scores that are not taken with the others: it has an interval and a reference of its own
 
 
@@ -103,20 +104,21 @@ class RealData:
     def prompts(self, count: int) -> tuple[list[str], np.ndarray | None]:
         """`count` prompts of the data, every different one in turn, with the label each stands for.
 
-        Where there are more prompts than that, some of every class. The label is -1 where only unlabelled samples have
-        the prompt; None for all if one stands for several labels.
+        Where classes have so many that few images would be painted for each, some of every class: images of one prompt
+        are compared. The label is -1 where only unlabelled samples have the prompt; None for all if one stands for
+        several labels.
         """
         label_of: dict[str, set[int]] = {}
         for prompts, label in zip(self._prompts, self.labels.tolist(), strict=True):
             for prompt in prompts:
                 label_of.setdefault(prompt, set()).update([] if label < 0 else [label])
-        distinct = sorted(label_of, key=lambda prompt: (min(label_of[prompt], default=math.inf), prompt))
-        if not distinct:
+        if not label_of:
             return [""] * count, None
-        if count < len(distinct):  # they are in the order of labels: the first would be of a few classes
-            chosen = [distinct[i * len(distinct) // count] for i in range(count)]
-        else:
-            chosen = [distinct[i % len(distinct)] for i in range(count)]
+        by_class: dict[float, list[str]] = {}
+        for prompt in sorted(label_of):
+            by_class.setdefault(min(label_of[prompt], default=math.inf), []).append(prompt)
+        distinct = some_of_each([by_class[label] for label in sorted(by_class)], count)
+        chosen = [distinct[i % len(distinct)] for i in range(count)]
         if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
             return chosen, None
         return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])
@@ -261,6 +263,24 @@ def decoded_features(
     if file is not None:
         write_shard(file, {"features": features})
     return features
+
+
+def some_of_each(classes: Sequence[Sequence[str]], count: int) -> list[str]:
+    """Prompts for `count` images: all there are; or of classes that have many, so few that each has PAINTED_EACH images.
+
+    Every class has one at least, if there are so many images. What belongs to one class only, such as captions of
+    people's own, has a prompt for every image.
+    """
+    there = sum(map(len, classes))
+    wanted = min(there, count, max(len(classes), count // PAINTED_EACH) if len(classes) > 1 else count)
+    if wanted < len(classes):
+        return [some[0] for some in spaced(classes, wanted)]
+    left, chosen = wanted, []
+    for place, some in sorted(enumerate(classes), key=lambda one: len(one[1])):  # what small ones leave is for others
+        share = min(len(some), left // (len(classes) - len(chosen)))
+        chosen.append((place, spaced(some, share)))
+        left -= share
+    return [prompt for _, some in sorted(chosen) for prompt in some]
 
 
 class PromptClusters:

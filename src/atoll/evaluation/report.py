@@ -22,7 +22,7 @@ from ..partition.quality import described
 from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
 from .figures import TIME_AXIS, data_uri, heat_map, lines
-from .samples import StoredImages
+from .samples import StoredImages, spaced
 from .scores import SCORES, number_title, number_written, other_numbers
 from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
@@ -85,8 +85,7 @@ class Painted:
         """Up to ten prompts, one row each."""
         rows, labels = rows_by_prompt(self.record["prompts"], per_prompt)
         starts = [place for place, label in enumerate(labels) if label or place == 0]
-        shown = min(PROMPTS, len(starts))
-        first = [starts[i * len(starts) // shown] for i in range(shown)]  # of all classes, not of the first
+        first = spaced(starts, min(PROMPTS, len(starts)))  # of all classes, not of the first
         rows, labels = [rows[place] for place in first], [labels[place] for place in first]
         return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=labels)
 

@@ -48,11 +48,17 @@ def test_from_parquet_files_to_the_report_and_what_free_text_gives(shared: Path,
     assert evaluation["features"] == "efficientnet-lite0@128"
     assert "Painted by experts that never met" in (run / "report.html").read_text()
     held = json.loads((run / "held_out.json").read_bytes())
-    kinds = {line["kind"]: line for line in json.loads((run / "source/held_out.json").read_bytes())}
-    assert set(kinds) == {"template", "synonym", "paraphrase"}
-    for kind in kinds:
-        assert 0 <= held[kind]["recognised"] <= 1
-        assert held[kind]["chance"] <= 0.2
+    lines = json.loads((run / "source/held_out.json").read_bytes())
+    assert {line["kind"] for line in lines} == {"template", "synonym", "paraphrase"}
+    for kind in ("template", "synonym", "paraphrase"):
+        low, high = held[kind]["interval"]
+        assert 0 <= low <= held[kind]["recognised"] <= high <= 1
+        assert held[kind]["chance"] == pytest.approx(1 / 6), "of six classes, however few are asked for by this kind"
+    assert held["sampling"]["steps"] == 4
+    assert held["extractor"] == evaluation["features"]
+    assert held["data"] == evaluation["data"]
+    for arm in evaluation["arms"]:
+        assert {"recognised", "diversity", "recall"} <= arm["intervals"].keys(), "each prompt is painted four times"
     before = digests(run)
     assert "already there" in run_example(shared, shared / "datasets/tiny-imagenet", run)
     assert digests(run) == before, "the same command again changes nothing"

@@ -2,8 +2,8 @@
 
     python held_out.py RUN --count 1000     # of each kind: other templates, other names, descriptions without a name
 
-Writes RUN/held_out.json. `recognised` has its 95 % interval; `chance` is what guessing among the classes asked for
-would get right, `real` what the classifier gets right on real images it has not seen. The rest says what was measured.
+Writes RUN/held_out.json. `recognised` has its 95 % interval; `chance` is what guessing among all classes would get
+right, `real` what the classifier gets right on real images it has not seen. The rest says what was measured.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
         "extractor": real.extractor,
         "real": real.recogniser.accuracy,
     }
+    chance = 1.0 / len(np.unique(real.labels[real.labels >= 0]))
     for kind, title in KINDS.items():
         asked = [line for line in lines if line["kind"] == kind]
         if not asked:
@@ -50,7 +51,6 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
         latents = model.latents([line["caption"] for line in chosen], image_seeds(0, count), sampling, batch=250)
         labels = np.array([line["label"] for line in chosen])
         right = real.recogniser.share_right(real.features_of(model.decode(latents)).numpy(), labels)
-        chance = 1.0 / len(set(labels.tolist()))
         found[kind] = {
             "recognised": right,
             "interval": [right.low, right.high],

@@ -266,7 +266,7 @@ def decoded_features(
 
 
 def some_of_each(classes: Sequence[Sequence[str]], count: int) -> list[str]:
-    """Prompts for `count` images: all there are; or of classes that have many, so few that each has PAINTED_EACH images.
+    """Prompts for `count` images: all there are; or of classes that have many, so few that each gets PAINTED_EACH.
 
     Every class has one at least, if there are so many images. What belongs to one class only, such as captions of
     people's own, has a prompt for every image.

@@ -232,3 +232,4 @@ def test_a_number_with_an_interval_is_a_number_and_is_kept_with_its_ends() -> No
     assert number_written("recall", 0.4, [low, high]) == f"40.0% \u00b1 {50 * (high - low):.1f}"
     assert number_written("kernel", 0.1234, [0.12, 0.13]) == "0.123 \u00b1 0.005"
     assert number_written("kernel", 0.1234) == "0.123"
+    assert number_written("frechet", 12345.6, [12000, 12700]) == "12,346 \u00b1 350"

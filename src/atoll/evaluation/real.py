@@ -275,7 +275,8 @@ def some_of_each(classes: Sequence[Sequence[str]], count: int) -> list[str]:
     wanted = min(there, count, max(len(classes), count // PAINTED_EACH) if len(classes) > 1 else count)
     if wanted < len(classes):
         return [some[0] for some in spaced(classes, wanted)]
-    left, chosen = wanted, []
+    left = wanted
+    chosen: list[tuple[int, list[str]]] = []
     for place, some in sorted(enumerate(classes), key=lambda one: len(one[1])):  # what small ones leave is for others
         share = min(len(some), left // (len(classes) - len(chosen)))
         chosen.append((place, spaced(some, share)))

@@ -80,7 +80,7 @@ def number_written(name: str, value: float | None, interval: Sequence[float] | N
     """A number of a score as reports and tables show it, with half the width of its interval if it has one."""
     if value is None:
         return ""
-    number = format(value, WRITTEN.get(name, ",.0f" if abs(value) >= MANY else ".3g"))
+    number = format(value, ",.0f" if abs(value) >= MANY else WRITTEN.get(name, ".3g"))
     if interval is None:
         return number
     half, as_share = (interval[1] - interval[0]) / 2, number.endswith("%")

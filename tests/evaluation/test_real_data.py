@@ -55,6 +55,9 @@ def test_samples_without_a_label_do_not_end_recognition(tmp_path: Path) -> None:
 def test_a_class_with_many_captions_is_asked_for_by_some_of_them(count: int, chosen: list[str]) -> None:
     classes = [["a"], ["b", "c"], ["d", "e"], ["f", *(f"f{n}" for n in range(1, 8))]]
     assert some_of_each(classes, count) == chosen
+    usual_first = [[*some[1:], some[0]] for some in classes]
+    assert some_of_each(usual_first, 4) == ["a", "c", "e", "f1"], "the first of each, as the data has them"
+    assert some_of_each(usual_first, 200) == some_of_each(classes, 200), "all are in one order"
     assert some_of_each([chosen], 2 * len(chosen)) == chosen, "captions of people's own are all asked for"
 
 

@@ -114,9 +114,11 @@ class RealData:
                 label_of.setdefault(prompt, set()).update([] if label < 0 else [label])
         if not label_of:
             return [""] * count, None
-        by_class: dict[float, list[str]] = {}
-        for prompt in sorted(label_of):
-            by_class.setdefault(min(label_of[prompt], default=math.inf), []).append(prompt)
+        by_class: dict[
+            float, list[str]
+        ] = {}  # in the order captions have with their images: the usual one is the first
+        for prompt, labels in label_of.items():
+            by_class.setdefault(min(labels, default=math.inf), []).append(prompt)
         distinct = some_of_each([by_class[label] for label in sorted(by_class)], count)
         chosen = [distinct[i % len(distinct)] for i in range(count)]
         if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
@@ -273,6 +275,8 @@ def some_of_each(classes: Sequence[Sequence[str]], count: int) -> list[str]:
     """
     there = sum(map(len, classes))
     wanted = min(there, count, max(len(classes), count // PAINTED_EACH) if len(classes) > 1 else count)
+    if wanted == there or len(classes) == 1:
+        return spaced([prompt for some in classes for prompt in sorted(some)], wanted)
     if wanted < len(classes):
         return [some[0] for some in spaced(classes, wanted)]
     left = wanted

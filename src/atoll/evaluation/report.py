@@ -29,6 +29,7 @@ from .sheet import expert_colour, painted_sheet, rows_by_prompt
 PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
 SMALL_TILE, LARGE_TILE = 24, 64
+WIDEST_OF_A_PAIR = 600  # pixels of a sheet, beyond which two beside each other would be too small to see
 NEAR, FAR = 0.6, 1.5  # distance to the nearest training image, of real images' own, below and above which one talks
 MUCH_WORSE = 5.0  # Frechet distance, of the floor between halves of real data, beyond which samples are bad
 
@@ -178,12 +179,14 @@ class Page:
             f"<small>{escape(m.objective)}</small></span>"
             for m in self.experts
         )
-        sheets = "".join(
-            f'<figure><img class="pixels" src="{data_uri(p.sheet(p.tile))}" alt="samples: {escape(p.title)}">'
-            f"<figcaption>{escape(p.title)}</figcaption></figure>"
-            for p in self._in_order()
+        sheets = {p.title: p.sheet(p.tile) for p in self._in_order()}
+        figures = "".join(
+            f'<figure><img class="pixels" src="{data_uri(sheet)}" alt="samples: {escape(title)}">'
+            f"<figcaption>{escape(title)}</figcaption></figure>"
+            for title, sheet in sheets.items()
         )
-        return f'<p class="legend">{legend}</p><div class="gallery">{sheets}</div>'
+        side_by_side = " pairs" if max(sheet.width for sheet in sheets.values()) <= WIDEST_OF_A_PAIR else ""
+        return f'<p class="legend">{legend}</p><div class="gallery{side_by_side}">{figures}</div>'
 
     def _in_order(self) -> list[Painted]:
         """Stronger guidance first; within it the ensemble's own router, the monolith, other routers; top-k first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .estimate import halves_of, share_of, within_spread
+from .estimate import Estimate, halves_of, share_of, within_spread
 from .sets import Sets, distances_in_parts, neighbour_radii, score
 
 K = 3  # the neighbour whose distance is a radius
@@ -22,7 +22,9 @@ def precision_and_recall(sets: Sets) -> dict[str, float]:
     """
     near_real = covered(sets.features, sets.real, neighbour_radii(sets.real, K)[None])
     whole, *halves = covered(sets.real, sets.features, radii_in_halves(sets.features)).double().mean(1).tolist()
-    return {"precision": share_of(near_real[0]), "recall": within_spread(whole, halves)}
+    recall = within_spread(whole, halves)
+    recall = Estimate(whole, max(0.0, recall.low), min(1.0, recall.high))
+    return {"precision": share_of(near_real[0]), "recall": recall}
 
 
 def covered(points: Tensor, centres: Tensor, radii: Tensor) -> Tensor:

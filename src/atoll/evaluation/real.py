@@ -114,9 +114,7 @@ class RealData:
                 label_of.setdefault(prompt, set()).update([] if label < 0 else [label])
         if not label_of:
             return [""] * count, None
-        by_class: dict[
-            float, list[str]
-        ] = {}  # in the order captions have with their images: the usual one is the first
+        by_class: dict[float, list[str]] = {}  # as images have their captions: the usual one is first
         for prompt, labels in label_of.items():
             by_class.setdefault(min(labels, default=math.inf), []).append(prompt)
         distinct = some_of_each([by_class[label] for label in sorted(by_class)], count)

@@ -179,13 +179,13 @@ class Page:
             f"<small>{escape(m.objective)}</small></span>"
             for m in self.experts
         )
-        sheets = {p.title: p.sheet(p.tile) for p in self._in_order()}
+        sheets = [(p, p.sheet(p.tile)) for p in self._in_order()]
         figures = "".join(
-            f'<figure><img class="pixels" src="{data_uri(sheet)}" alt="samples: {escape(title)}">'
-            f"<figcaption>{escape(title)}</figcaption></figure>"
-            for title, sheet in sheets.items()
+            f'<figure><img{" class=pixels" if p.tile == SMALL_TILE else ""} src="{data_uri(sheet)}" '
+            f'alt="samples: {escape(p.title)}"><figcaption>{escape(p.title)}</figcaption></figure>'
+            for p, sheet in sheets
         )
-        side_by_side = " pairs" if max(sheet.width for sheet in sheets.values()) <= WIDEST_OF_A_PAIR else ""
+        side_by_side = " pairs" if max(sheet.width for _, sheet in sheets) <= WIDEST_OF_A_PAIR else ""
         return f'<p class="legend">{legend}</p><div class="gallery{side_by_side}">{figures}</div>'
 
     def _in_order(self) -> list[Painted]:

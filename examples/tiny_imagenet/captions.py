@@ -140,6 +140,8 @@ def main(source: Path, out: Path, count: int | None, each: int | None) -> None:
     for line in lines:
         if line.kind == "train":
             by_label.setdefault(line.label, []).append(line.text)
+    # the names of the labels, where `atoll prepare` and Hugging Face's library look for them
+    named = {"info": {"features": {"label": {"names": [entry["name"] for entry in classes], "_type": "ClassLabel"}}}}
     out.mkdir(parents=True, exist_ok=True)
     taken: Counter[int] = Counter()
     for file in sorted(source.glob("train-*.parquet")):
@@ -153,7 +155,7 @@ def main(source: Path, out: Path, count: int | None, each: int | None) -> None:
         table = table.take(kept)
         captions = [by_label[label] for label in table["label"].to_pylist()]
         table = table.drop_columns(["caption"]).append_column("captions", pa.array(captions, pa.list_(pa.string())))
-        pq.write_table(table, out / file.name)
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(named)}), out / file.name)
     held = [{"caption": line.text, "label": line.label, "kind": line.kind} for line in lines if line.kind != "train"]
     (out / "held_out.json").write_text(json.dumps(held, indent=1) + "\n")  # last: the step is done when it is there
     print(

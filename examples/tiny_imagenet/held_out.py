@@ -2,14 +2,15 @@
 
     python held_out.py RUN --count 1000     # of each kind: other templates, other names, descriptions without a name
 
-Writes RUN/held_out.json. `chance` is what guessing among the classes asked for would get right, `real` what the
-classifier gets right on real images it has not seen.
+Writes RUN/held_out.json. `recognised` has its 95 % interval; `chance` is what guessing among all classes would get
+right, `real` what the classifier gets right on real images it has not seen. The rest says what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,35 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
     model = atoll.load(run, device=device)
     real = RealData(open_reference(Store.at(run), version.data, "data"), 1.0, device=str(model.device))
     assert real.recogniser is not None, "Tiny ImageNet has labels"
-    found: dict[str, Any] = {"count": count, "steps": steps, "guidance": guidance, "real": real.recogniser.accuracy}
+    sampling = model.settled(Sampling(steps=steps, guidance=guidance))
+    found: dict[str, Any] = {
+        "count": count,
+        "seeds": [0, count - 1],
+        "sampling": asdict(sampling),
+        "model": model.digest,
+        "data": version.data.digest,
+        "extractor": real.extractor,
+        "real": real.recogniser.accuracy,
+    }
+    chance = 1.0 / len(np.unique(real.labels[real.labels >= 0]))
     for kind, title in KINDS.items():
         asked = [line for line in lines if line["kind"] == kind]
         if not asked:
             continue
         chosen = [asked[i % len(asked)] for i in range(count)]
-        sampling = Sampling(steps=steps, guidance=guidance)
         latents = model.latents([line["caption"] for line in chosen], image_seeds(0, count), sampling, batch=250)
         labels = np.array([line["label"] for line in chosen])
         right = real.recogniser.share_right(real.features_of(model.decode(latents)).numpy(), labels)
-        chance = 1.0 / len(set(labels.tolist()))
-        found[kind] = {"recognised": right, "chance": chance, "captions": len(asked)}
-        print(f"{title}: {right:.1%} recognised as their class, {chance:.1%} by chance ({len(asked)} captions)")
+        found[kind] = {
+            "recognised": right,
+            "interval": [right.low, right.high],
+            "chance": chance,
+            "captions": len(asked),
+        }
+        print(
+            f"{title}: {right:.1%} recognised as their class ({right.low:.1%} to {right.high:.1%}), "
+            f"{chance:.1%} by chance ({len(asked)} captions, {count} images)"
+        )
     write_atomic(run / "held_out.json", json.dumps(found, indent=1).encode() + b"\n")
 
 

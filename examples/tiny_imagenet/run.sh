@@ -6,11 +6,12 @@
 #   SMALL=1 examples/tiny_imagenet/run.sh tiny-imagenet/ runs/small         # minutes on a laptop, to see it work
 #
 # What follows the two places goes to `atoll plan`. Every step says so if it is done already, so the same
-# command goes on after a stop. What may be set: SMALL, AUTOENCODER (a folder or an id of another than taef2),
-# CLUSTERS, SAMPLES (painted for each arm), STEPS (of the sampler), ROUTER (options of `atoll router`), PYTHON.
+# command goes on after a stop. What may be set: SMALL, with CLASSES and EACH (images of a class) of Tiny ImageNet;
+# AUTOENCODER (a folder or an id of another than taef2), CLUSTERS, SAMPLES (painted for each arm), STEPS (of the
+# sampler), ROUTER (options of `atoll router`), PYTHON.
 set -eu
 if [ $# -lt 2 ]; then
-    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 source=${1%/} run=${2%/}
@@ -20,8 +21,8 @@ python=${PYTHON:-python}
 atoll="$python -m atoll"
 
 if [ -n "${SMALL:-}" ]; then # 600 images of 12 classes, a network and a budget for one core
-    part="--classes 12 --each 50" clusters=3 samples=120 steps=20 router="--set training.images=10000"
-    set -- --recipe laptop --images 10k "$@"
+    part="--classes ${CLASSES:-12} --each ${EACH:-50}" clusters=3 samples=96 steps=12 router="--set training.images=3000"
+    set -- --recipe laptop --images 3000 "$@"
 else # the regime of BENCHMARKS.md
     part="" clusters=8 samples=10000 steps=50 router=""
     set -- --config "$here/plan.toml" "$@"

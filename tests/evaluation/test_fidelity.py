@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from atoll.artifacts import UserError
 from atoll.evaluation.metrics import frechet_distance
 from atoll.evaluation.scores import SCORES, Sets
+from atoll.models import lpips
 
 SETTINGS = {"verbose": False, "prc_neighborhood": 3, "prc_batch_size": 1000}
 KERNEL = {"kid_kernel": "poly", "kid_kernel_poly_degree": 3, "kid_kernel_poly_gamma": None, "kid_kernel_poly_coef0": 1}
@@ -65,3 +70,50 @@ def test_distances_precision_and_recall_are_torch_fidelitys(fidelity: dict[str, 
     found = SCORES["manifold"](Sets(ours, real))
     assert (found["precision"], found["recall"]) == pytest.approx((theirs["precision"], theirs["recall"]), abs=1e-6)
     assert 0.1 < found["recall"] != found["precision"] > 0.1, "or the test would not tell them apart"
+
+
+def test_lpips_is_torch_fidelitys(
+    fidelity: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With random weights of the right shapes: the real ones are a download."""
+    theirs = import_module("torch_fidelity.sample_similarity_lpips")
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    wide = 3
+    for channels in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):  # VGG16, 0: pool
+        layers += [nn.MaxPool2d(2, 2)] if channels == 0 else [nn.Conv2d(wide, channels, 3, padding=1), nn.ReLU()]
+        wide = channels or wide
+    backbone = nn.ModuleDict({"features": nn.Sequential(*layers)})
+    weighting = {f"lin{i}.model.1.weight": torch.rand(1, n, 1, 1) for i, n in enumerate((64, 128, 256, 512, 512))}
+    monkeypatch.setattr(theirs, "torchvision_load_pretrained_vgg16", lambda: SimpleNamespace(features=layers))
+    monkeypatch.setattr(theirs, "load_state_dict_from_url", lambda *_, **__: weighting)
+    network = theirs.SampleSimilarityLPIPS("lpips-vgg16")
+
+    monkeypatch.setenv("ATOLL_MODELS", str(tmp_path))
+    (tmp_path / "lpips").mkdir()
+    torch.save(backbone.state_dict(), tmp_path / "lpips" / lpips.BACKBONE.rpartition("/")[2])
+    torch.save(weighting, tmp_path / lpips.WEIGHTING.rpartition("/")[2])
+    ours = lpips.LPIPS("cpu")
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[3] = images[1]
+    expected = network(images[[0, 1]], images[[2, 3]])
+    assert expected[0] > 0.01
+    torch.testing.assert_close(ours.distances(images[[0, 1]], images[[2, 3]]), expected, rtol=1e-4, atol=1e-6)
+
+    apart = ours.within_groups(images, [7, 4, 7, 4, 4])
+    torch.testing.assert_close(apart[:2], expected, rtol=1e-4, atol=1e-6)
+    assert apart[2:].isnan().all(), "no image is in two pairs, and the last has no partner"
+    sets = Sets(torch.zeros(5, 2), torch.zeros(5, 2), apart=apart)
+    assert SCORES["lpips"](sets)["lpips"] == pytest.approx(expected.mean().item(), rel=1e-4)
+    assert SCORES["lpips"](sets.part(torch.tensor([2, 3, 4]), torch.arange(5))) == {}
+
+    torch.save({"a": os.system}, tmp_path / lpips.WEIGHTING.rpartition("/")[2])  # something that runs when it is read
+    with pytest.raises(UserError, match=r"--lpips: .* are not its weights"):
+        lpips.LPIPS("cpu")
+
+
+def test_lpips_weights_that_cannot_be_had_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(lpips, "BACKBONE", "http://127.0.0.1:9/vgg16-0123abcd.pth")
+    with pytest.raises(UserError, match=r"^--lpips: its weights cannot be had .*vgg16-0123abcd.* ATOLL_MODELS names$"):
+        lpips.weight_files()

@@ -15,8 +15,9 @@ from atoll.data.index import Index
 from atoll.data.prepare import prepare
 from atoll.evaluation.evaluate import write_npz
 from atoll.evaluation.metrics import frechet_distance
-from atoll.evaluation.real import RealData, principal_axes
+from atoll.evaluation.real import RealData, principal_axes, some_of_each
 from atoll.evaluation.scores import SCORES, Sets
+from atoll.evaluation.scores.estimate import Estimate
 from atoll.models.feature_extractors import PixelFeatures
 from atoll.partition.assignment import clusters_of
 from atoll.partition.config import PartitionConfig
@@ -42,6 +43,24 @@ def test_samples_without_a_label_do_not_end_recognition(tmp_path: Path) -> None:
     assert real.measure(images, np.array([-1] * 8))["recognised"] is None
 
 
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [
+        (2, ["a", "d"]),  # fewer than classes: of some
+        (4, ["a", "b", "d", "f"]),  # one of each
+        (20, ["a", "b", "d", "f", "f4"]),  # four images of each prompt; what small classes lack goes to large ones
+        (200, ["a", "b", "c", "d", "e", "f", "f1", "f2", "f3", "f4", "f5", "f6", "f7"]),  # all there are
+    ],
+)
+def test_a_class_with_many_captions_is_asked_for_by_some_of_them(count: int, chosen: list[str]) -> None:
+    classes = [["a"], ["b", "c"], ["d", "e"], ["f", *(f"f{n}" for n in range(1, 8))]]
+    assert some_of_each(classes, count) == chosen
+    usual_first = [[*some[1:], some[0]] for some in classes]
+    assert some_of_each(usual_first, 4) == ["a", "c", "e", "f1"], "the first of each, as the data has them"
+    assert some_of_each(usual_first, 200) == some_of_each(classes, 200), "all are in one order"
+    assert some_of_each([chosen], 2 * len(chosen)) == chosen, "captions of people's own are all asked for"
+
+
 def test_networks_that_read_labels_are_asked_for_class_numbers(tmp_path: Path) -> None:
     items = [replace(item, caption=None) for item in pictures(60)]
     items[0] = replace(items[0], label=None)
@@ -57,6 +76,8 @@ def test_data_with_few_labels_has_nothing_to_recognise(tmp_path: Path) -> None:
     real = RealData(prepare(folder(tmp_path / "a", items), tmp_path / "data", CONFIG), 1.0)
     assert real.recogniser is None
     assert real.prompts(3)[1] is None
+    with pytest.raises(UserError, match="-n 7: too few samples to measure by; paint 8 or more"):
+        real.directions_for(7)  # of pixels, too
 
 
 def test_networks_that_read_nothing_are_asked_for_nothing(tmp_path: Path) -> None:
@@ -77,10 +98,13 @@ def test_every_score_is_measured_in_as_many_directions_as_samples_tell(tmp_path:
     found = real.measure(images, None, ["a", "b", "c"] * 4)
     low, high = found["frechet_interval"]
     assert low < found["frechet"] < high
-    assert {"kernel", "precision", "recall", "diversity"} <= set(found["scores"])
+    assert {"kernel", "precision", "recall", "diversity", "nearest_median"} <= set(found["scores"])
+    for name, (low, high) in found["intervals"].items():
+        assert low <= found["scores"][name] <= high, name
+    assert found["scores"].keys() - found["intervals"].keys() == {"nearest_median_real"}, "real images stay as they are"
     assert [real.directions_for(count) for count in (1000, 1280, 1281)] == [250, 320, None]
-    with pytest.raises(UserError, match="-n 4: too few"):
-        RealData(data, 1.0, count=4)
+    with pytest.raises(UserError, match="-n 7: too few"):
+        RealData(data, 1.0, count=7)
 
 
 def test_clusters_are_scored_by_their_prompts_or_said_to_be_too_small(tmp_path: Path) -> None:
@@ -108,7 +132,10 @@ def test_clusters_are_scored_by_their_prompts_or_said_to_be_too_small(tmp_path: 
         assert (row["samples"], row["real"], row["frechet_directions"]) == (ours.sum(), theirs.sum(), 3)
         features = PixelFeatures().extract(images[torch.from_numpy(ours)])
         alone = Sets(features, torch.from_numpy(real.features[theirs]))
-        assert row["scores"]["kernel"] == pytest.approx(SCORES["kernel"](alone)["kernel"], rel=1e-6)
+        kernel = SCORES["kernel"](alone)["kernel"]
+        assert row["scores"]["kernel"] == pytest.approx(kernel, rel=1e-6)
+        assert isinstance(kernel, Estimate)
+        assert row["intervals"]["kernel"] == pytest.approx([kernel.low, kernel.high], rel=1e-6)
         axes = principal_axes(real.features[theirs], 3)
         expected = frechet_distance(features.numpy() @ axes, real.features[theirs] @ axes)
         assert row["frechet"] == pytest.approx(expected, rel=1e-9)

@@ -16,6 +16,7 @@ from atoll.cli import tables
 from atoll.evaluation.evaluate import EvaluationPlan, evaluate
 from atoll.evaluation.report import nearness_said, write_report
 from atoll.evaluation.scores import SCORES, Sets, score
+from atoll.evaluation.scores.estimate import mean_of
 from atoll.sampling import Sampling
 
 
@@ -25,7 +26,7 @@ def test_a_new_score_is_one_function_and_every_result_has_it(tiny_demo: Path, tm
     @score("toy", written={"mean_length": ".4f"})
     def toy(sets: Sets) -> dict[str, float]:
         """How long a vector of features is."""
-        return {"mean_length": sets.features.norm(dim=1).mean().item(), "how_many": float(len(sets.features))}
+        return {"mean_length": mean_of(sets.features.norm(dim=1)), "how_many": float(len(sets.features))}
 
     before = json.loads((tiny_demo / "evaluation.json").read_bytes())
     shutil.copytree(tiny_demo / "samples", tmp_path / "samples")
@@ -46,7 +47,10 @@ def test_a_new_score_is_one_function_and_every_result_has_it(tiny_demo: Path, tm
     assert "how many" in shown.getvalue()
     for arm, old in zip(arms, before["arms"], strict=True):
         assert arm["scores"]["how_many"] == 40
-        assert f"<td>{arm['scores']['mean_length']:.4f}</td>" in html
+        low, high = arm["intervals"]["mean_length"]
+        assert 0 < low < arm["scores"]["mean_length"] < high
+        assert f"<td>{arm['scores']['mean_length']:.4f} \u00b1 {(high - low) / 2:.2g}</td>" in html
+        assert "how_many" not in arm["intervals"]
         assert {**arm["scores"], "mean_length": 0, "how_many": 0} == {**old["scores"], "mean_length": 0, "how_many": 0}
 
 
@@ -58,6 +62,10 @@ def test_every_number_is_kept_with_what_it_was_measured_by(tiny_demo: Path) -> N
         assert (basis["count"], basis["seeds"], basis["extractor"]) == (40, [0, 39], "pixels")
         assert (basis["data"], basis["partition"]) == (data.digest, partition.digest)
         assert basis["against"]["frechet"] == data.config["count"]
+        assert basis["lpips"] is None
+        for name, (low, high) in arm["intervals"].items():
+            assert low <= {**arm, **arm["scores"]}[name] <= high, name
+        assert {"recognised", "kernel", "precision", "recall", "diversity", "nearest_median"} == arm["intervals"].keys()
         assert Sampling(**arm["sampling"]).route == arm["route"]
 
 

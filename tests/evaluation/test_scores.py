@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,14 @@ import torch
 from scipy.linalg import sqrtm
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
+from scipy.stats import binomtest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.evaluation import scores
-from atoll.evaluation.scores import SCORES, Sets
+from atoll.evaluation.scores import SCORES, Sets, manifold, number_written, scored, with_intervals
 from atoll.evaluation.scores import sets as parts
 from atoll.evaluation.scores.classifier import Classifier
+from atoll.evaluation.scores.estimate import Estimate, halves_of, share_of
 from atoll.evaluation.scores.frechet import FrechetReference
 from atoll.evaluation.scores.nearest import nearest_distances
 
@@ -38,7 +43,7 @@ def two() -> tuple[np.ndarray, np.ndarray]:
 
 def test_every_file_of_the_folder_is_on_the_list() -> None:
     folder = Path(scores.__file__).parent
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "sets", "classifier"}
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "sets", "classifier", "estimate"}
     assert set(SCORES) == files, "one file, one score of that name"
 
 
@@ -126,6 +131,32 @@ def test_nothing_is_compared_with_everything_at_once(monkeypatch: pytest.MonkeyP
     assert [len(d) for _, d in parts.distances_in_parts(points[:4], torch.randn(5000, 2))] == [1, 1, 1, 1]
 
 
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor had that was made meanwhile."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            self.most = max(self.most, one.numel() if isinstance(one, torch.Tensor) else 0)
+        return made
+
+
+def test_no_score_makes_a_matrix_of_all_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "CELLS", 8000)
+    monkeypatch.setattr(parts, "PART", 2048)
+    numbers = torch.Generator().manual_seed(0)
+    ours, real, train = (torch.randn(400, 4, generator=numbers) for _ in range(3))
+    asked = torch.arange(400) % 9
+    classifier = Classifier.fitted(real[:50], asked[:50], 9)
+    sets = Sets(ours, real, train, asked, classifier, apart=torch.rand(400))
+    for name, one in SCORES.items():
+        with Largest() as largest:
+            assert one(sets), name
+        assert largest.most <= 8400, f"{name} made {largest.most} numbers at once; all against all are 160,000"
+
+
 def test_agreement_knows_separate_classes_and_wrong_answers() -> None:
     labels = torch.arange(300) % 10
     centres = 6.0 * torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
@@ -136,3 +167,69 @@ def test_agreement_knows_separate_classes_and_wrong_answers() -> None:
     assert right["agreement"] > 0.99
     assert wrong["agreement"] < 0.01
     assert right["agreement_5"] == 1.0
+
+
+def without_each(sets: Sets, name: str, number: str) -> list[float]:
+    """A number of a score without each generated image in turn, by brute force."""
+    everyone = torch.arange(len(sets.features))
+    return [SCORES[name](sets.part(everyone[everyone != i], torch.arange(len(sets.real))))[number] for i in everyone]
+
+
+@pytest.mark.parametrize(("name", "number"), [("kernel", "kernel"), ("diversity", "diversity")])
+def test_intervals_are_those_of_leaving_out_each_image(
+    two: tuple[np.ndarray, np.ndarray], name: str, number: str
+) -> None:
+    a, b = two
+    sets = Sets(tensor(a[:40]), tensor(b[:50]), asked=torch.arange(40) % 7)
+    found, without = SCORES[name](sets)[number], without_each(sets, name, number)
+    spread = np.sqrt(39 / 40 * np.sum((np.array(without) - np.mean(without)) ** 2))  # as textbooks have the jackknife
+    assert isinstance(found, Estimate)
+    assert (found.low, found.high) == pytest.approx((found - 1.96 * spread, found + 1.96 * spread), rel=1e-6)
+    assert SCORES[name](sets.part(torch.tensor([0, 7]), torch.arange(50)))[number], "two images have no interval"
+
+
+def test_recall_of_halves_is_that_of_the_images_in_them(two: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = two
+    halves = halves_of(len(a), manifold.HALVES).numpy()
+    assert halves.sum(1).tolist() == [65] * 20
+    radii = manifold.radii_in_halves(tensor(a))
+    inside = manifold.covered(tensor(b), tensor(a), radii)
+    for number in (0, 7, 19):
+        some = a[halves[number]]
+        reach = np.sort(cdist(some, some), axis=1)[:, 3]
+        np.testing.assert_allclose(radii[1 + number][halves[number]], reach, rtol=1e-3)
+        assert (inside[1 + number].numpy() == (cdist(b, some) <= reach[None]).any(1)).mean() > 0.98  # bar rounding
+
+
+def test_intervals_are_as_wide_as_fresh_images_spread() -> None:
+    """Sets of the same kind, painted again and again: 95 % of their numbers lie within 1.96 standard deviations."""
+    numbers = torch.Generator().manual_seed(3)
+    real, train = torch.randn(300, 5, generator=numbers), torch.randn(100, 5, generator=numbers)
+    centres = torch.randn(10, 5, generator=numbers)
+    found = []
+    for _ in range(40):
+        asked = torch.randint(0, 10, (200,), generator=numbers)
+        features = 0.8 * centres[asked] + 0.7 * torch.randn(200, 5, generator=numbers)
+        found.append(scored(Sets(features, real, train, asked), without=["frechet", "agreement"]))
+    for name in ("kernel", "precision", "recall", "diversity", "nearest_median"):
+        half = np.mean([(one[name].high - one[name].low) / 2 for one in found])
+        assert half == pytest.approx(1.96 * np.std([one[name] for one in found], ddof=1), rel=0.35), name
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    for right, n in ((0, 12), (5, 12), (120, 120), (480, 1000)):
+        found = share_of(torch.arange(n) < right)
+        low, high = binomtest(right, n).proportion_ci(method="wilson")
+        assert (found, found.low, found.high) == pytest.approx((right / n, low, high), abs=1e-4)
+
+
+def test_a_number_with_an_interval_is_a_number_and_is_kept_with_its_ends() -> None:
+    found = with_intervals({"recall": share_of(torch.arange(10) < 4), "plain": 2.0})
+    assert json.loads(json.dumps(found)) == found
+    assert found["scores"] == {"recall": pytest.approx(0.4), "plain": 2.0}
+    assert list(found["intervals"]) == ["recall"]
+    low, high = found["intervals"]["recall"]
+    assert number_written("recall", 0.4, [low, high]) == f"40.0% \u00b1 {50 * (high - low):.1f}"
+    assert number_written("kernel", 0.1234, [0.12, 0.13]) == "0.123 \u00b1 0.005"
+    assert number_written("kernel", 0.1234) == "0.123"
+    assert number_written("frechet", 12345.6, [12000, 12700]) == "12,346 \u00b1 350"

@@ -19,6 +19,7 @@ from ..evaluation.report import write_report
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import read_expert_card
 from ..models.feature_extractors import extractor_id
+from ..models.lpips import weight_files
 from ..sampling import Sampling
 from ..training.execution import named_or_best
 from .bars import bars, console
@@ -39,6 +40,9 @@ def evaluate(
         list[str],
         typer.Option(help="Measure by these too: inception (the standard FID), dinov2, dinov2:PLACE; repeat it"),
     ] = [],  # noqa: B006
+    lpips: Annotated[
+        bool, typer.Option("--lpips", help="Also LPIPS between images of one prompt; its weights are fetched once")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i")] = 0,
     batch: Annotated[int, typer.Option(help="Images painted at a time, and kept if it is stopped", min=1)] = 500,
     sampling: Sampling,
@@ -53,8 +57,8 @@ def evaluate(
     ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster (default: this machine)")] = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results; default: the run")] = None,
 ) -> None:
-    """Measure: share recognised, Frechet distance with its interval, kernel distance, precision, recall, diversity
-    within prompts, distance to the nearest training sample, beside real-data floors; all also cluster by cluster.
+    """Measure: share recognised, Frechet distance, kernel distance, precision, recall, diversity within prompts,
+    distance to the nearest training sample, with intervals, beside real-data floors; all also cluster by cluster.
 
     A model that names a monolith has it measured too. Writes evaluation.json, report.html and samples.png. Stopped or
     killed, the same command goes on with the first batch that is not painted.
@@ -69,7 +73,7 @@ def evaluate(
 
       atoll evaluate runs/demo --student student
 
-      atoll evaluate runs/photos -n 10000 --device cuda --features inception --npz
+      atoll evaluate runs/photos -n 10000 --device cuda --features inception --lpips --npz
 
       atoll evaluate /shared/photos -n 50000 --engine ray --ray-address auto --device cuda
 
@@ -97,6 +101,8 @@ def evaluate(
     threads = threads or (1 if engine == "ray" else torch.get_num_threads())
     for name in features:
         extractor_id(name)  # one that cannot be had is better known before anything is painted
+    if lpips:
+        weight_files()
     plan = EvaluationPlan(
         arms=arms,
         count=n,
@@ -105,6 +111,7 @@ def evaluate(
         threads=threads,
         feature_scale=scale,
         features=tuple(dict.fromkeys(features)),
+        lpips=lpips,
     )
     # each of its workers holds the whole model
     painters = engine_named(engine, 1, ray_address, device or named_or_best(None), per_gpu=1)

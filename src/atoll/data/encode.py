@@ -185,9 +185,11 @@ def encode_captions(encoders: Encoders, captions: Sequence[Sequence[str]]) -> di
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
     if encoders.text_storage == "online":
         return {"captions": offsets, **pack_captions(flat)}
-    # the empty caption comes along and is cut off again, so that a shard without captions needs no special case
-    encoded = text_encoder(encoders.text, encoders.device).encode([*flat, ""])
-    return {"captions": offsets, **{name: value[:-1].cpu() for name, value in encoded.items()}}
+    # each is embedded once: images of a class share theirs. The empty one comes along, for a shard without captions
+    place = {text: row for row, text in enumerate(dict.fromkeys([*flat, ""]))}
+    encoded = text_encoder(encoders.text, encoders.device).encode(list(place))
+    rows = torch.tensor([place[text] for text in flat], dtype=torch.int64)
+    return {"captions": offsets, **{name: value.cpu()[rows] for name, value in encoded.items()}}
 
 
 def moments(latents: Tensor) -> dict[str, list[float] | int]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..artifacts import Store, UserError, atomic_file, canonical_json, sha256_bytes
 from ..data.engine import Engine, Local
 from ..ensemble.versions import open_ensemble, open_reference, place_of
+from ..models.lpips import LPIPS
 from ..sampling import Sampling
 from ..training.execution import named_or_best
 from .painting import Opening, painters_of
@@ -53,6 +54,7 @@ class EvaluationPlan(BaseModel):
     resamples: int = Field(20, ge=2, description="sets drawn with replacement, for the interval of a distance")
     feature_scale: float = Field(1.0, gt=0, description="features are multiplied by it: 16 counts ink as the digits do")
     features: tuple[str, ...] = Field((), description="extractors to measure by beside the data's own")
+    lpips: bool = Field(False, description="LPIPS between images of one prompt, too")
 
     def settings(self, sampling: Sampling, prompts: Sequence[str]) -> SampleSettings:
         return SampleSettings(
@@ -130,7 +132,8 @@ def evaluate(
             "count": plan.count,
             "partition": partition,
         }
-        real = RealData(data, plan.feature_scale, **how)
+        perceptual = LPIPS(where) if plan.lpips else None
+        real = RealData(data, plan.feature_scale, **how, perceptual=perceptual)
         kept = out.child("features").path
         others = [RealData(data, 1.0, **how, extractor=name, kept=kept) for name in plan.features]
         prompts, wanted = real.prompts(plan.count)
@@ -146,6 +149,7 @@ def evaluate(
                 "data": data.digest,
                 "partition": partition.digest,
                 "against": by.against,
+                "lpips": perceptual.id if perceptual is not None and by is real else None,
             }
 
         def measured(arm: Arm) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from .scores.classifier import Classifier
+from .scores.estimate import Estimate, share_of
 from .scores.frechet import FrechetReference
 
 MOST_FOR_KERNELS = 5000  # samples; a support vector machine takes the square of it
@@ -43,9 +44,9 @@ class Recogniser:
         accuracy = float(cross_val_score(model, features, labels, cv=5).mean())
         return Recogniser(model.fit(features, labels), accuracy)
 
-    def share_right(self, features: Features, wanted: NDArray[np.int64]) -> float:
+    def share_right(self, features: Features, wanted: NDArray[np.int64]) -> Estimate:
         """Share of samples recognised as what was asked for."""
-        return float((self.model.predict(features) == wanted).mean())  # type: ignore[attr-defined]
+        return share_of(torch.from_numpy(self.model.predict(features) == wanted))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,12 @@ from ..data.shards import ShardSet, write_shard
 from ..data.space import LatentSpace
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import FeatureExtractor, load_extractor
+from ..models.lpips import LPIPS
 from ..partition.assignment import clusters_of
 from .metrics import Features, Recogniser, frechet_distance
-from .samples import StoredImages
-from .scores import Sets, scored
+from .samples import StoredImages, spaced
+from .scores import Sets, scored, with_intervals
+from .scores.estimate import Estimate, within_spread
 from .scores.frechet import FrechetReference, moments
 from .scores.nearest import nearest_distances
 
@@ -33,6 +35,7 @@ ENOUGH_UNSEEN = 1000  # images kept from training, to stand for the data
 DECODED = 64  # images an autoencoder decodes at once
 EXTRACTED, EXTRACTED_ON_CPU = 500, 50  # images whose features are computed at once; 500 of a CPU's would take 2 GiB
 ALONE = 5000  # training images whose nearest other one is looked for: a median needs no more
+PAINTED_EACH = 4  # images of one prompt, where there are more prompts than can be painted often
 APART = ("frechet",)  # scores that are not taken with the others: it has an interval and a reference of its own
 
 
@@ -50,15 +53,17 @@ class RealData:
         partition: Artifact | None = None,
         extractor: str | None = None,
         kept: Path | None = None,
+        perceptual: LPIPS | None = None,
     ) -> None:
         """`count` is the number of samples that will be measured, if they may be fewer than the features.
 
         With a `partition` every score is also taken cluster by cluster. Another `extractor` than the data's own sees
-        the real images as its autoencoder gives them back; what it has seen is kept in the folder `kept`.
+        the real images as its autoencoder gives them back; what it has seen is kept in the folder `kept`. `perceptual`
+        also looks at how far images of one prompt are apart.
         """
         index = Index.of(data)
         samples = ShardSet([data.file(name) for name in data.names("shards/")])
-        self._device, self._resamples = device, resamples
+        self._device, self._resamples, self._perceptual = device, resamples, perceptual
         own = data.config["features"]["extractor"]
         self._extractor = load_extractor(extractor or own, device)
         self._scale = scale
@@ -99,20 +104,21 @@ class RealData:
     def prompts(self, count: int) -> tuple[list[str], np.ndarray | None]:
         """`count` prompts of the data, every different one in turn, with the label each stands for.
 
-        Where there are more prompts than that, some of every class. The label is -1 where only unlabelled samples have
-        the prompt; None for all if one stands for several labels.
+        Where classes have so many that few images would be painted for each, some of every class: images of one prompt
+        are compared. The label is -1 where only unlabelled samples have the prompt; None for all if one stands for
+        several labels.
         """
         label_of: dict[str, set[int]] = {}
         for prompts, label in zip(self._prompts, self.labels.tolist(), strict=True):
             for prompt in prompts:
                 label_of.setdefault(prompt, set()).update([] if label < 0 else [label])
-        distinct = sorted(label_of, key=lambda prompt: (min(label_of[prompt], default=math.inf), prompt))
-        if not distinct:
+        if not label_of:
             return [""] * count, None
-        if count < len(distinct):  # they are in the order of labels: the first would be of a few classes
-            chosen = [distinct[i * len(distinct) // count] for i in range(count)]
-        else:
-            chosen = [distinct[i % len(distinct)] for i in range(count)]
+        by_class: dict[float, list[str]] = {}  # as images have their captions: the usual one is first
+        for prompt, labels in label_of.items():
+            by_class.setdefault(min(labels, default=math.inf), []).append(prompt)
+        distinct = some_of_each([by_class[label] for label in sorted(by_class)], count)
+        chosen = [distinct[i % len(distinct)] for i in range(count)]
         if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
             return chosen, None
         return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])
@@ -123,10 +129,10 @@ class RealData:
         A covariance of fewer samples than features is singular, and a distance would measure that. Four samples for
         each direction tell its width. Pixels are taken whole: they are what the demo is measured by.
         """
-        if self._extractor.id == "pixels" or count > self.features.shape[1]:
-            return None
         if count < FEWEST:
             raise UserError(f"-n {count}: too few samples to measure by; paint {FEWEST} or more")
+        if self._extractor.id == "pixels" or count > self.features.shape[1]:
+            return None
         return count // 4
 
     def in_directions(self, features: Features) -> Features:
@@ -144,15 +150,14 @@ class RealData:
         where = "cpu" if self._device.startswith("mps") else self._device  # which has no float64
         seen = np.ascontiguousarray(self.in_directions(features.numpy()))
         distance, *resampled = self._reference.distances(seen, self._resamples, seed=0, device=where)
-        spread = 1.96 * float(np.std(resampled, ddof=1))
-        sets = self._sets(features, prompts)
-        scores = scored(sets, without=APART)
+        sets = self._sets(features, prompts, images)
+        frechet = within_spread(distance, resampled)
+        found = with_intervals(scored(sets, without=APART))
         return {
-            "recognised": self._recognised(features.numpy(), wanted),
+            **beside(found, "recognised", self._recognised(features.numpy(), wanted)),
             "frechet": distance,
-            "frechet_interval": [distance - spread, distance + spread],
-            "nearest_median": scores["nearest_median"],
-            "scores": scores,
+            "frechet_interval": [frechet.low, frechet.high],
+            "nearest_median": found["scores"]["nearest_median"],
             "clusters": None if prompts is None else self._by_cluster(sets, features.numpy(), wanted, prompts),
         }
 
@@ -163,16 +168,18 @@ class RealData:
         parts = [self._extractor.extract(images[at : at + size].to(self._device)).cpu() for at in starts]
         return torch.cat(parts).float() * self._scale
 
-    def _sets(self, features: Tensor, prompts: Sequence[str] | None) -> Sets:
+    def _sets(self, features: Tensor, prompts: Sequence[str] | None, images: Tensor | StoredImages) -> Sets:
         groups = None if prompts is None else self._there(np.unique(np.array(prompts), return_inverse=True)[1])
-        return Sets(
-            features.to(self._device), self._there(self.features[self._unseen]), self._there(self.train), groups
-        )
+        apart = None
+        if groups is not None and self._perceptual is not None:
+            apart = self._perceptual.within_groups(images, groups.tolist()).to(self._device)
+        real, train = self._there(self.features[self._unseen]), self._there(self.train)
+        return Sets(features.to(self._device), real, train, groups, apart=apart)
 
     def _there(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _recognised(self, features: Features, wanted: np.ndarray | None) -> float | None:
+    def _recognised(self, features: Features, wanted: np.ndarray | None) -> Estimate | None:
         """The share of images that show what was asked for, of those where anybody knows what that is."""
         if self.recogniser is None or wanted is None or not (asked := wanted >= 0).any():
             return None
@@ -200,13 +207,11 @@ class RealData:
             if directions is not None:
                 axes = principal_axes(reference, directions)
                 reference, found = reference @ axes, found @ axes
-            row |= {
-                "recognised": self._recognised(features[ours], None if wanted is None else wanted[ours]),
-                "frechet": frechet_distance(found, reference),
-                "frechet_directions": directions,
-                "scores": scored(sets.part(self._there(ours), self._there(theirs)), without=APART),
-            }
-            rows.append(row)
+            recognised = self._recognised(features[ours], None if wanted is None else wanted[ours])
+            scores = with_intervals(scored(sets.part(self._there(ours), self._there(theirs)), without=APART))
+            # it has no interval here: resamples in 1,280 directions, cluster by cluster, would take minutes
+            row |= {"frechet": frechet_distance(found, reference), "frechet_directions": directions}
+            rows.append(row | beside(scores, "recognised", recognised))
         return rows
 
     @cached_property
@@ -226,8 +231,14 @@ class RealData:
             "frechet_count_against_all": frechet_distance(features[:count], features),
             "nearest_leave_one_out_median": float(np.median(alone.cpu().numpy())),
             "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
-            "scores": scored(halves, without=APART),
+            **with_intervals(scored(halves, without=APART)),
         }
+
+
+def beside(found: dict[str, Any], name: str, value: Estimate | None) -> dict[str, Any]:
+    """Numbers of all scores, with one more that stands beside them, and whose interval stands among theirs."""
+    ends = {} if value is None else {name: [value.low, value.high]}
+    return {**found, name: None if value is None else float(value), "intervals": {**found["intervals"], **ends}}
 
 
 def decoded_features(
@@ -252,6 +263,27 @@ def decoded_features(
     if file is not None:
         write_shard(file, {"features": features})
     return features
+
+
+def some_of_each(classes: Sequence[Sequence[str]], count: int) -> list[str]:
+    """Prompts for `count` images: all there are; or of classes that have many, so few that each gets PAINTED_EACH.
+
+    Every class has one at least, if there are so many images. What belongs to one class only, such as captions of
+    people's own, has a prompt for every image.
+    """
+    there = sum(map(len, classes))
+    wanted = min(there, count, max(len(classes), count // PAINTED_EACH) if len(classes) > 1 else count)
+    if wanted == there or len(classes) == 1:
+        return spaced([prompt for some in classes for prompt in sorted(some)], wanted)
+    if wanted < len(classes):
+        return [some[0] for some in spaced(classes, wanted)]
+    left = wanted
+    chosen: list[tuple[int, list[str]]] = []
+    for place, some in sorted(enumerate(classes), key=lambda one: len(one[1])):  # what small ones leave is for others
+        share = min(len(some), left // (len(classes) - len(chosen)))
+        chosen.append((place, spaced(some, share)))
+        left -= share
+    return [prompt for _, some in sorted(chosen) for prompt in some]
 
 
 class PromptClusters:

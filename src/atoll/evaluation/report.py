@@ -22,13 +22,14 @@ from ..partition.quality import described
 from ..router.card import read_router_card
 from .exactness import TIMES, fusion_errors
 from .figures import TIME_AXIS, data_uri, heat_map, lines
-from .samples import StoredImages
+from .samples import StoredImages, spaced
 from .scores import SCORES, number_title, number_written, other_numbers
 from .sheet import expert_colour, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
 SMALL_TILE, LARGE_TILE = 24, 64
+WIDEST_OF_A_PAIR = 600  # pixels of a sheet, beyond which two beside each other would be too small to see
 NEAR, FAR = 0.6, 1.5  # distance to the nearest training image, of real images' own, below and above which one talks
 MUCH_WORSE = 5.0  # Frechet distance, of the floor between halves of real data, beyond which samples are bad
 
@@ -85,8 +86,7 @@ class Painted:
         """Up to ten prompts, one row each."""
         rows, labels = rows_by_prompt(self.record["prompts"], per_prompt)
         starts = [place for place, label in enumerate(labels) if label or place == 0]
-        shown = min(PROMPTS, len(starts))
-        first = [starts[i * len(starts) // shown] for i in range(shown)]  # of all classes, not of the first
+        first = spaced(starts, min(PROMPTS, len(starts)))  # of all classes, not of the first
         rows, labels = [rows[place] for place in first], [labels[place] for place in first]
         return painted_sheet(self.images, rows, self.record.get("expert_of_image"), tile=tile, labels=labels)
 
@@ -179,12 +179,14 @@ class Page:
             f"<small>{escape(m.objective)}</small></span>"
             for m in self.experts
         )
-        sheets = "".join(
-            f'<figure><img class="pixels" src="{data_uri(p.sheet(p.tile))}" alt="samples: {escape(p.title)}">'
-            f"<figcaption>{escape(p.title)}</figcaption></figure>"
-            for p in self._in_order()
+        sheets = [(p, p.sheet(p.tile)) for p in self._in_order()]
+        figures = "".join(
+            f'<figure><img{" class=pixels" if p.tile == SMALL_TILE else ""} src="{data_uri(sheet)}" '
+            f'alt="samples: {escape(p.title)}"><figcaption>{escape(p.title)}</figcaption></figure>'
+            for p, sheet in sheets
         )
-        return f'<p class="legend">{legend}</p><div class="gallery">{sheets}</div>'
+        side_by_side = " pairs" if max(sheet.width for _, sheet in sheets) <= WIDEST_OF_A_PAIR else ""
+        return f'<p class="legend">{legend}</p><div class="gallery{side_by_side}">{figures}</div>'
 
     def _in_order(self) -> list[Painted]:
         """Stronger guidance first; within it the ensemble's own router, the monolith, other routers; top-k first."""
@@ -284,16 +286,16 @@ class Page:
         rows = [
             [
                 p.title,
-                percent(arm["recognised"]),
-                within(arm["frechet"], arm["frechet_interval"]),
-                f"{arm['nearest_median']:.2f}",
-                *(number_written(name, arm["scores"].get(name)) for name in others),
+                number_written("recognised", arm["recognised"], arm["intervals"].get("recognised")),
+                number_written("frechet", arm["frechet"], arm["frechet_interval"]),
+                number_written("nearest_median", arm["nearest_median"], arm["intervals"].get("nearest_median")),
+                *(number_written(name, arm["scores"].get(name), arm["intervals"].get(name)) for name in others),
             ]
             for p, arm in zip(self._in_order(), measured, strict=True)
         ]
         accuracy, alone = floors["recogniser_accuracy"], floors["nearest_leave_one_out_median"]
         seen = any(cells[1] for cells in rows)
-        halves = "" if accuracy is None or not seen else f"{percent(accuracy)} (unseen, 5-fold)"
+        halves = "" if accuracy is None or not seen else f"{accuracy:.1%} (unseen, 5-fold)"
         half, whole = floors["frechet_half_against_half"], floors["frechet_count_against_all"]
         real = [number_written(name, floors["scores"].get(name)) for name in others]
         floor_rows = [
@@ -343,9 +345,10 @@ class Page:
                 rows.append([f"cluster {row['cluster']}", *[""] * (3 + len(names)), row["too_few"]])
                 continue
             directions = row["frechet_directions"]
-            cells = [percent(row["recognised"]), number_written("frechet", row["frechet"])]
-            cells += ["all" if directions is None else str(directions)]
-            cells += [number_written(name, row["scores"].get(name)) for name in names]
+            ends = row["intervals"]
+            cells = [number_written("recognised", row["recognised"], ends.get("recognised"))]
+            cells += [number_written("frechet", row["frechet"]), "all" if directions is None else str(directions)]
+            cells += [number_written(name, row["scores"].get(name), ends.get(name)) for name in names]
             rows.append([f"cluster {row['cluster']}", *cells, ""])
         head = ["", "recognised as asked", "Frechet distance", "in directions", *map(number_title, names), "too few"]
         return f"<details><summary>{escape(painted.title)}: every score</summary>{table(head, rows)}</details>"
@@ -421,16 +424,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], floors: Sequence[S
         mark = ' class="floor"' if place >= len(rows) else ""
         shown.append(f"<tr{mark}>" + "".join(f"<td>{escape(cells[column])}</td>" for column in kept) + "</tr>")
     return f'<div class="wide"><table>{"".join(shown)}</table></div>'
-
-
-def within(value: float, interval: Sequence[float]) -> str:
-    """A distance and half the width of its interval."""
-    half = (interval[1] - interval[0]) / 2
-    return f"{number_written('frechet', value)} \u00b1 {half:{'.0f' if half >= 10 else '.2g'}}"
-
-
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 def nearness_said(title: str, arm: Mapping[str, Any], real: float, floor: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -26,6 +26,7 @@ KIND = "samples"
 IMAGES = "images.safetensors"
 BATCHES_IN_TURNS = 8  # where experts take turns, each is fetched once for all images of a part
 ASKED = "asked.json"  # what half-done work was for
+T = TypeVar("T")
 
 
 class SampleSettings(BaseModel):
@@ -197,6 +198,11 @@ def settled(model: Model, settings: SampleSettings) -> SampleSettings:
 def read_samples(artifact: Artifact) -> tuple[Tensor, dict[str, Any]]:
     """The images uint8 [N, C, H, W] and the record of how they were made."""
     return load_file(artifact.file(IMAGES))["images"], json.loads(artifact.read("samples.json"))
+
+
+def spaced(things: Sequence[T], count: int) -> list[T]:
+    """So many of the things, evenly apart, from the first."""
+    return [things[i * len(things) // count] for i in range(count)]
 
 
 class StoredImages(Sequence[Tensor]):

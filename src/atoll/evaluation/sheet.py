@@ -82,7 +82,7 @@ def _tile(image: Tensor, tile: int) -> Image.Image:
 
 
 def _height(tile: int) -> int:
-    return max(12, min(20, tile // 3))
+    return max(12, min(16, tile // 3))
 
 
 def _font(tile: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

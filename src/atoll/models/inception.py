@@ -5,20 +5,18 @@ Nothing else gives numbers that compare with papers: other Inceptions, other wei
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
-from urllib.error import URLError
 
 import torch
 from torch import Tensor
 
 from ..artifacts import UserError, file_digest
-from .pretrained import DIGEST_LENGTH
+from .pretrained import DIGEST_LENGTH, fetched_file
 
 PACKAGE = "torch_fidelity"
 NEEDS = "--features inception: needs an extra: pip install 'atoll-diffusion[fidelity]'"
@@ -65,24 +63,7 @@ def inception_weights(name: str) -> Path:
         if not Path(given).is_file():
             raise UserError(f"--features {name}: no such file; give the weights, or `inception` to have them fetched")
         return Path(given)
-    url: str = network_of_fidelity().URL_INCEPTION_V3
-    file = url.rpartition("/")[2]
-    cached = Path(torch.hub.get_dir()) / "checkpoints" / file
-    folders = filter(None, os.environ.get("ATOLL_MODELS", "").split(os.pathsep))
-    places = [*(Path(folder) / sub / file for folder in folders for sub in ("", "inception")), cached]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        digits = file.removesuffix(".pth").rpartition("-")[2]  # of its sha256
-        try:
-            torch.hub.download_url_to_file(url, str(cached), digits, progress=False)
-        except (URLError, OSError, RuntimeError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"--features inception: its weights cannot be had ({first[:100]}); fetch {url} elsewhere, and put it "
-                "into a folder that ATOLL_MODELS names"
-            ) from error
-        found = cached
+    found = fetched_file(network_of_fidelity().URL_INCEPTION_V3, "--features inception")
     wanted = name.partition("@")[2]
     if wanted and not weights_id(found).endswith(wanted):
         raise UserError(f"{found}: is {weights_id(found)}, expected {name}; get the weights that were measured by")

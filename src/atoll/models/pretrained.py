@@ -14,8 +14,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
+
+import torch
 
 from ..artifacts import UserError, file_digest, write_atomic
 from ..artifacts.store import cache_folder
@@ -66,11 +70,40 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{folder}: holds no .safetensors file; only such weights are read")
+    return files_digest(files)[:DIGEST_LENGTH]
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """sha256 of one file, or of the names and digests of several."""
     digests = [file_digest(file) for file in files]
     if len(files) == 1:
-        return digests[0][:DIGEST_LENGTH]
+        return digests[0]
     together = "".join(f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
-    return hashlib.sha256(together.encode()).hexdigest()[:DIGEST_LENGTH]
+    return hashlib.sha256(together.encode()).hexdigest()
+
+
+def fetched_file(url: str, asked: str) -> Path:
+    """A file of weights by its official address: below $ATOLL_MODELS, in torch's cache, or fetched into it.
+
+    Its name may end in the first digits of its sha256, which are checked. `asked` is the option that needs it.
+    """
+    name = url.rpartition("/")[2]
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / name
+    folders = [Path(folder) for folder in filter(None, os.environ.get("ATOLL_MODELS", "").split(os.pathsep))]
+    places = [place for folder in folders for place in (folder / name, *sorted(folder.glob(f"*/{name}")))]
+    if found := next((place for place in [*places, cached] if place.is_file()), None):
+        return found
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    digits = re.search(r"-([0-9a-f]{8,})\.pth$", name)
+    try:
+        torch.hub.download_url_to_file(url, str(cached), None if digits is None else digits[1], progress=False)
+    except (URLError, OSError, RuntimeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{asked}: its weights cannot be had ({first[:100]}); fetch {url} elsewhere, and put it "
+            "into a folder that ATOLL_MODELS names"
+        ) from error
+    return cached
 
 
 def _local_folder(label: str, wanted: str) -> Path | None:

@@ -9,9 +9,29 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from .sets import SCORES, Score, Sets, number_title, number_written, other_numbers, score, scored
+from .sets import (
+    SCORES,
+    Score,
+    Sets,
+    number_title,
+    number_written,
+    other_numbers,
+    score,
+    scored,
+    with_intervals,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["SCORES", "Score", "Sets", "number_title", "number_written", "other_numbers", "score", "scored"]
+__all__ = [
+    "SCORES",
+    "Score",
+    "Sets",
+    "number_title",
+    "number_written",
+    "other_numbers",
+    "score",
+    "scored",
+    "with_intervals",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .estimate import share_of
 from .sets import Sets, score
 
 
@@ -11,4 +12,4 @@ def agreement(sets: Sets) -> dict[str, float]:
     if sets.classifier is None or sets.asked is None:
         return {}
     right = sets.classifier.ranked(sets.features) == sets.asked[:, None]
-    return {"agreement": right[:, 0].float().mean().item(), "agreement_5": right.any(1).float().mean().item()}
+    return {"agreement": share_of(right[:, 0]), "agreement_5": share_of(right.any(1))}

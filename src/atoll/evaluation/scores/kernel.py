@@ -5,22 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .estimate import jackknifed
 from .sets import Sets, rows_at_once, score
 
 
 @score("kernel")
 def kernel_distance(sets: Sets) -> dict[str, float]:
-    """Squared maximum mean discrepancy with the kernel (x.y / D + 1)^3, unbiased; may be below zero by chance."""
+    """Squared maximum mean discrepancy with the kernel (x.y / D + 1)^3, unbiased; may be below zero by chance.
+
+    What it is without image i follows from that image's own sums of kernels.
+    """
     a, b = sets.features.double(), sets.real.double()
     n, m = len(a), len(b)
-    own = (kernel_sum(a, a) - diagonal_sum(a)) / (n * (n - 1)) + (kernel_sum(b, b) - diagonal_sum(b)) / (m * (m - 1))
-    return {"kernel": own - 2.0 * kernel_sum(a, b) / (n * m)}
+    inside, across = others_sums(a), kernel_sums(a, b)  # [n]
+    real, all_inside, all_across = others_sums(b).sum() / (m * (m - 1)), inside.sum(), across.sum()
+    value = all_inside / (n * (n - 1)) + real - 2.0 * all_across / (n * m)
+    if n < 3:
+        return {"kernel": value.item()}
+    without = (all_inside - 2.0 * inside) / ((n - 1) * (n - 2)) + real - 2.0 * (all_across - across) / ((n - 1) * m)
+    return {"kernel": jackknifed(value.item(), without)}
 
 
-def kernel_sum(a: Tensor, b: Tensor) -> float:
-    parts = [((part @ b.T / a.shape[1] + 1.0) ** 3).sum() for part in torch.split(a, rows_at_once(len(b)))]
-    return torch.stack(parts).sum().item()
+def kernel_sums(a: Tensor, b: Tensor) -> Tensor:
+    """The kernels of each row of a with all rows of b, summed [len(a)]."""
+    return torch.cat([kernel(part @ b.T, a.shape[1]).sum(1) for part in torch.split(a, rows_at_once(len(b)))])
 
 
-def diagonal_sum(a: Tensor) -> float:
-    return ((a.square().sum(1) / a.shape[1] + 1.0) ** 3).sum().item()
+def others_sums(a: Tensor) -> Tensor:
+    """The kernels of each row with all other rows, summed [len(a)]."""
+    return kernel_sums(a, a) - kernel(a.square().sum(1), a.shape[1])
+
+
+def kernel(product: Tensor, width: int) -> Tensor:
+    return (product / width + 1.0) ** 3

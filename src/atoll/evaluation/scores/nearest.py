@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .estimate import median_of
 from .sets import Sets, distances_in_parts, score
 
 
@@ -14,7 +15,7 @@ def nearest(sets: Sets) -> dict[str, float]:
     if sets.train is None:
         return {}
     return {
-        "nearest_median": nearest_distances(sets.features, sets.train).median().item(),
+        "nearest_median": median_of(nearest_distances(sets.features, sets.train)),
         "nearest_median_real": nearest_distances(sets.real, sets.train).median().item(),
     }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .classifier import Classifier
+from .estimate import Estimate
 
 PART = 2048  # rows compared at once, if what they are compared with is small
 MANY = 1000.0  # a number so large has no use for digits behind its point
@@ -27,6 +27,7 @@ class Sets:
     train     float32 [T, D]        training images, to look for copies; None: not looked for
     asked     int64 [N]             what each image was asked to show: a class, or the number of its prompt
     classifier                      of the real classes, where `asked` are classes
+    apart     float32 [N]           LPIPS from an image to its partner of the same prompt; nan: it has none of its own
     """
 
     features: Tensor
@@ -34,24 +35,24 @@ class Sets:
     train: Tensor | None = None
     asked: Tensor | None = None
     classifier: Classifier | None = None
-
-    @cached_property
-    def generated_radii(self) -> Tensor:
-        return neighbour_radii(self.features)
+    apart: Tensor | None = None
 
     def part(self, generated: Tensor, real: Tensor) -> Sets:
         """Some of the generated and some of the real images, by number; copies are looked for among all training."""
-        asked = None if self.asked is None else self.asked[generated]
-        return replace(self, features=self.features[generated], real=self.real[real], asked=asked)
+        asked, apart = (None if one is None else one[generated] for one in (self.asked, self.apart))
+        return replace(self, features=self.features[generated], real=self.real[real], asked=asked, apart=apart)
 
 
 Score = Callable[[Sets], dict[str, float]]
 SCORES: dict[str, Score] = {}
-WRITTEN: dict[str, str] = {}  # how numbers are written that say so; others have three digits
+# how numbers are written that say so; others have three digits. The first stands beside the scores in every result
+WRITTEN: dict[str, str] = {"recognised": ".1%"}
 
 
 def score(name: str, *, written: Mapping[str, str] = MappingProxyType({})) -> Callable[[Score], Score]:
     """Put a score on the list. It answers {} where a set lacks what it needs.
+
+    Numbers that are an `Estimate` have their interval in every result; others are told without.
 
     `written` has format specs of its numbers, such as {"recall": ".1%"}: what reports and tables write them by.
     """
@@ -65,13 +66,26 @@ def score(name: str, *, written: Mapping[str, str] = MappingProxyType({})) -> Ca
 
 
 def scored(sets: Sets, *, without: Collection[str] = ()) -> dict[str, float]:
-    """Every number of every score on the list, but for the scores left out by name."""
+    """Every number of every score on the list, but for the scores left out by name; `with_intervals` has their ends."""
     return {number: value for name, one in SCORES.items() if name not in without for number, value in one(sets).items()}
 
 
-def number_written(name: str, value: float | None) -> str:
-    """A number of a score as reports and tables show it."""
-    return "" if value is None else format(value, WRITTEN.get(name, ",.0f" if abs(value) >= MANY else ".3g"))
+def with_intervals(scores: Mapping[str, float]) -> dict[str, Any]:
+    """Numbers as results keep them: `scores`, and beside them `intervals` [low, high] of those that have one."""
+    ends = {name: [one.low, one.high] for name, one in scores.items() if isinstance(one, Estimate)}
+    return {"scores": {name: float(value) for name, value in scores.items()}, "intervals": ends}
+
+
+def number_written(name: str, value: float | None, interval: Sequence[float] | None = None) -> str:
+    """A number of a score as reports and tables show it, with half the width of its interval if it has one."""
+    if value is None:
+        return ""
+    number = format(value, ",.0f" if abs(value) >= MANY else WRITTEN.get(name, ".3g"))
+    if interval is None:
+        return number
+    half, as_share = (interval[1] - interval[0]) / 2, number.endswith("%")
+    width = f"{100 * half:.1f}" if as_share else f"{half:.0f}" if half >= 10 else f"{half:.2g}"
+    return f"{number} \u00b1 {width}"
 
 
 def number_title(name: str) -> str:

@@ -15,6 +15,7 @@ from .checks import Checks
 from .versions import COPY, Version, find_ensemble, is_whole, no_ensemble, place_of
 
 RESULTS = ("evaluation.json", "report.html", "samples.png")
+SETTINGS = "run.toml"  # of a run that `atoll run` makes
 FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
     "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
@@ -43,12 +44,24 @@ def stages(run: Store) -> list[Stage]:
     """Every stage of a run, in the order in which they are made. A place that holds none is refused."""
     if (alone := expert_at(run)) is not None:
         return [there(alone, f", licence {alone.manifest.licence or 'not said'}")]
+    if not holds_run(run):
+        raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     version = find_ensemble(run)
     found = list(artifacts_in(run))
-    if version is None and not any(a.manifest.kind != EXPERT for a in found) and not run.exists(COPY):
-        raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     lines = list(first_stages(run, found) if version is None else model_stages(run, version, found))
     return [*lines, *refused(run), *unfinished(run)]
+
+
+def holds_run(place: Store) -> bool:
+    """Whether a folder is a run, if only the beginning of one."""
+    if find_ensemble(place) is not None or place.exists(COPY) or place.exists(SETTINGS) or any(unfinished(place)):
+        return True
+    return any(artifact.manifest.kind != EXPERT for artifact in artifacts_in(place))
+
+
+def goes_on(run: Store) -> bool:
+    """Whether `atoll run` was begun here and has not come to its end."""
+    return run.exists(SETTINGS) and not all(run.exists(name) for name in RESULTS)
 
 
 def expert_at(place: Store) -> Artifact | None:
@@ -168,9 +181,11 @@ def students(run: Store, version: Version, found: list[Artifact]) -> Iterator[St
     serving = {member.digest for member in version.serving}
     for artifact in found:
         taught_by = {teacher["digest"] for teacher in artifact.config.get("teachers") or ()}
+        if not taught_by:
+            continue  # no student; nor does a model without experts have any
         if taught_by == serving:
             yield there(artifact)
-        elif taught_by:
+        else:
             again = f"atoll distill {run} --out ANOTHER"
             yield replace(there(artifact, "; others serve now"), next=again)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -25,6 +26,7 @@ from .settings import Asked, Painting, RunSettings
 
 USUAL_HOURS = 1.0
 MOST_CLUSTERS, IMAGES_PER_CLUSTER = 8, 80  # fewer clusters where an expert would see fewer images
+FEWEST_PER_CLUSTER = 20  # asked for by name; with fewer, some clusters have nothing to be judged by
 PREPARED_PER_S = {"cpu": 70.0, "cuda": 1500.0, "mps": 300.0}  # images, on a CPU per core (EfficientNet-Lite0, 64 px)
 START_SECONDS = 8.0  # of a process: importing torch, reading shards
 SHARE = 0.7  # of the hours left after prepare, for the experts; the rest is to admit, for router and evaluation
@@ -130,29 +132,32 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
     """All settings of a run: the largest recipe that suits the data and gets done in the hours there are."""
     prepare = prepare_settings(source, asked.size)
     look = look_at(source, prepare)
-    if look.images < 20:
-        raise UserError(f"{source}: has {look.images} images; a run needs some hundreds")
-    named = 0 if asked.mix is None else len(names_of(asked.mix)[0])
-    clusters = asked.clusters or named or max(2, min(MOST_CLUSTERS, look.images // IMAGES_PER_CLUSTER))
-    read_mix(asked.mix, OBJECTIVES, clusters)  # what cannot be is better known before the work
-    seconds = 3600 * (asked.hours or USUAL_HOURS)
-    left = seconds - prepare_seconds(look, machine) - partition_seconds(look) - START_SECONDS * (3 + clusters)
+    clusters = clusters_for(source, asked, look.images)
+    hours = USUAL_HOURS if asked.hours is None else asked.hours
+    if not 0 < hours < math.inf:
+        raise UserError(f"--hours {hours:g}: give the time that all of it may take, such as 0.5")
+    before = prepare_seconds(look, machine) + partition_seconds(look) + START_SECONDS * (3 + clusters)
+    left = 3600 * hours - before
     training = SHARE * left / (2 if compare else 1)
     if training <= 0:
-        raise UserError(f"--hours {asked.hours:g}: is over before {look.images:,} images are prepared; give more")
+        raise UserError(
+            f"--hours {hours:g}: is over before {look.images:,} images are prepared and {clusters} experts begin; "
+            f"give more than {before / 3600:.2g}"
+        )
 
     def build(network: Network) -> DiTConfig:
         # what it is conditioned on is known after prepare, and costs next to nothing
         return DiTConfig(latent=look.latent, **network.model_dump())
 
-    names = [asked.recipe] if asked.recipe else recipes_worth(int(0.9 * look.images / clusters))
+    names = recipes_worth(int(0.9 * look.images / clusters)) if asked.recipe is None else [asked.recipe]
     options = [Option(name, recipe(name, look.latent)) for name in names]
     island = as_island(machine, training / 3600)
     try:
         job, plan = plan_job(island, clusters, 0, options, samples=0, build=build)
     except UserError as error:
-        given = f"--hours {asked.hours or USUAL_HOURS:g}"
-        raise UserError(f"{given}: {str(error).removeprefix('--islands here: ')}") from error
+        given = f"--hours {hours:g} for latents of {'x'.join(map(str, look.latent))}"
+        reason = str(error).removeprefix("--islands here: ")
+        raise UserError(f"{given}: {reason}, or choose a smaller --size") from error
     plan = plan.model_copy(update={"mix": asked.mix, "training": plan.training.model_copy(update={"seed": asked.seed})})
     painting = Painting(steps=STEPS, count=samples_to_paint(job.fit.images_per_s, PAINTING_SHARE * left))
     return RunSettings(
@@ -164,6 +169,21 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
         evaluation=painting,
         comparison=painting,
     )
+
+
+def clusters_for(source: str, asked: Asked, images: int) -> int:
+    """How many experts: as told, or as many as the images allow. What cannot be is better known before the work."""
+    if images < 2 * FEWEST_PER_CLUSTER:
+        raise UserError(f"{source}: has {images} {'image' if images == 1 else 'images'}; a run needs some hundreds")
+    named = None if asked.mix is None else len(names_of(asked.mix)[0])
+    clusters = asked.clusters or named or max(2, min(MOST_CLUSTERS, images // IMAGES_PER_CLUSTER))
+    read_mix(asked.mix, OBJECTIVES, clusters)
+    told = f"--mix {asked.mix}" if asked.clusters is None else f"-k {asked.clusters}"
+    if clusters < 2:
+        raise UserError(f"{told}: names one expert, a run has two or more; name more, or use `atoll plan`")
+    if clusters * FEWEST_PER_CLUSTER > images:
+        raise UserError(f"{told}: {images:,} images are too few; give at most -k {images // FEWEST_PER_CLUSTER}")
+    return clusters
 
 
 def painting_cost(painting: Painting) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -121,6 +123,77 @@ def test_nothing_is_written_among_the_pictures(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
+    for asked, said in (
+        (Asked(hours=0), r"--hours 0: give the time that all of it may take, such as 0\.5"),
+        (Asked(hours=math.inf), r"--hours inf: give the time"),
+        (Asked(clusters=500), r"-k 500: 400 images are too few; give at most -k 20"),
+        (Asked(mix="30flow"), r"--mix 30flow: 400 images are too few; give at most -k 20"),
+        (Asked(mix="1flow"), r"--mix 1flow: names one expert, a run has two or more"),
+        (Asked(mix="1000000000flow"), r"--mix 1000000000flow: unknown objective '1000000000flow'; use ddpm, flow"),
+        (Asked(size=1000), r"--hours 1 for latents of 56x125x125: .* hours are not enough .* choose a smaller --size"),
+        (Asked(recipe=""), r"--recipe : not known; use one of laptop, tiny"),
+        (Asked(hours=0.03, clusters=20), r"--hours 0\.03: is over before .* 20 experts begin; give more than 0\.0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            size_run(str(photos), asked, TWO_CORES, compare=False)
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """As if this machine had one: nothing is begun in other processes, which takes seconds."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(before)])
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_pictures_that_are_none_leave_nothing_behind(
+    is_new: bool, tmp_path: Path, one_core: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, run = tmp_path / "photos", tmp_path / "run"
+    photos.mkdir()
+    for number in range(40):
+        (photos / f"{number}.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
+    if not is_new:
+        run.mkdir()
+    with pytest.raises(SystemExit) as refused:
+        main(["run", str(photos), "--out", str(run)])
+    assert refused.value.code == 2
+    assert "none of its images can be used; the first one, 0.jpg: corrupt (OSError)" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == ([photos] if is_new else [photos, run])
+    assert is_new or not list(run.iterdir())
+
+
+def test_pictures_that_are_too_small_ask_for_a_smaller_size(
+    photos: Path, tmp_path: Path, one_core: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", str(photos / "moon"), "--out", str(tmp_path / "run"), "--size", "96"])
+    assert "too small (40x40, need 48 a side); choose a smaller --size" in capsys.readouterr().err
+
+
+def test_a_run_that_was_begun_says_how_it_goes_on(
+    begun: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "one run"
+    shutil.copytree(begun[0], run)
+    log = run / "islands" / "00" / "expert" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"images": 1024}\n')
+    main(["status", str(run)])
+    told = capsys.readouterr().out
+    assert f"next: atoll run --out '{run}' does all that is missing, on this machine\nor: atoll train " in told
+    assert "in training here, 1,024 of" in told
+    assert told.count("2 clusters by features") == 1, "nothing is listed twice"
+    bare = tmp_path / "bare"  # stopped as soon as it began
+    bare.mkdir()
+    shutil.copy(run / "run.toml", bare)
+    main(["status", str(bare)])
+    assert f"next: atoll run --out {bare} does all" in capsys.readouterr().out
+
+
 def test_a_mix_says_how_many_experts_there_are(photos: Path) -> None:
     asked = Asked(hours=0.5, size=32, mix="2ddpm:6flow")
     assert size_run(str(photos), asked, TWO_CORES, compare=False).partition.clusters == 8, "for 400 images it is five"
@@ -182,7 +255,14 @@ MISTAKES = {
     "run --out {tmp}/r": "SOURCE: missing",
     "run {tmp}": "--out: missing",
     "run {tmp} --out {tmp}/r --until lunch": "--until lunch",
-    "run {planned}/ensemble --out {tmp}/r": "has 0 images",
+    "run {planned}/ensemble --out {tmp}/r": "has 0 images; a run needs some hundreds",
+    "run {photos} --out {photos}/moon/0000.jpg": "is a file; name a folder for the run",
+    "run {planned}/data --out {photos}/moon": "is no run, it holds 0000.jpg; choose a new or an empty folder",
+    "demo --out {photos}/moon": "is no run, it holds 0000.jpg; choose a new or an empty folder",
+    "run {photos} --out {tmp}/r --device gpu": "--device gpu: cannot be used here",
+    "run {photos} --out {tmp}/r --seed 2147483648": "should be less than or equal to 2147483647",
+    "run {photos} --out {tmp}/r --size 100000": "should be less than or equal to 4096",
+    "demo --out {tmp}/r --seed -1": "should be greater than or equal to 0",
     TWO % 0: "a second order 00",
     "train {planned}/orders/manifest.json --out {tmp}/e": "is the list of the files beside it, not an order",
     f"{TWO % 1} --start x": "--start: is of one order",
@@ -190,9 +270,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_mistakes_are_one_line(command: str, planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    command: str, planned: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(command.format(tmp=tmp_path, planned=planned).split())
+        main(command.format(tmp=tmp_path, planned=planned, photos=photos).split())
     assert exit_.value.code == 2
     told = capsys.readouterr().err
     assert MISTAKES[command] in told

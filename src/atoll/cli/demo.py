@@ -10,6 +10,7 @@ from ..artifacts import UserError
 from ..demo import DEVICE, demo_settings, tiny_settings
 from ..partition.config import LARGEST_SEED
 from ..pipeline.settings import write_once
+from ..training.machines import this_machine
 from .run import carry_out_and_tell, place_for
 
 SIZES = {"demo": demo_settings, "tiny": tiny_settings}
@@ -37,4 +38,6 @@ def demo(
         raise UserError(f"--size {size}: use demo or tiny")
     run = place_for(out)
     settings = write_once(run, SIZES[size](seed))
-    carry_out_and_tell(run, settings, compare=compare, device=DEVICE, prompt="a handwritten three")
+    carry_out_and_tell(
+        run, settings, this_machine(DEVICE), compare=compare, device=DEVICE, prompt="a handwritten three"
+    )

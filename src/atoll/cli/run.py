@@ -16,7 +16,7 @@ from ..ensemble.status import holds_run, shell
 from ..ensemble.versions import clean_run, open_ensemble
 from ..partition.config import LARGEST_SEED
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
-from ..pipeline.sizing import forecast, size_run
+from ..pipeline.sizing import FEW_IMAGES, forecast, size_run
 from ..pipeline.stages import STAGES, carry_out, was_compared
 from ..planning.recipes import RECIPES
 from ..training.execution import named_or_best
@@ -27,7 +27,6 @@ from .router import accuracy_line
 from .tables import plain, print_evaluation
 from .watching import clock, say
 
-FEW_IMAGES = 5_000  # of the smallest recipe: fewer have been refused by `admit`
 LARGEST_SIDE = 4096  # pixels
 
 
@@ -40,7 +39,10 @@ def run(
     clusters: Annotated[
         int | None,
         typer.Option(
-            "--clusters", "-k", help="How many experts (default: as --mix says, or 8, fewer for few images)", min=2
+            "--clusters",
+            "-k",
+            help="How many experts (default: as --mix says, or 8, fewer for few images or little time)",
+            min=2,
         ),
     ] = None,
     hours: Annotated[float | None, typer.Option(help="How long it may take here (default: 1)", min=0)] = None,
@@ -77,20 +79,19 @@ def run(
         raise UserError("--out: missing; say where the run goes, for example --out runs/photos")
     if until not in STAGES:
         raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
-    place = place_for(out)
+    place = place_for(out, source)
     is_new = not place.exists()
     on = named_or_best(device)
     check_device(on)
+    machine = this_machine(on)
     told = {"hours": hours, "clusters": clusters, "size": size, "mix": mix, "recipe": recipe, "seed": seed}
     asked = Asked(**{name: value for name, value in told.items() if value is not None})
     begun = read_run(place)
-    if source is not None:
-        check_apart(source, place)
     wishes = [] if begun is None else others(begun, told)
     if begun is None or (wishes and source is not None and find(place.child("data")) is None):
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to go on with; name a folder of images")
-        settings = size_run(source, asked, this_machine(on), compare=compare)
+        settings = size_run(source, asked, machine, compare=compare)
         if wishes:  # nothing is made yet, so that another wish is no contradiction
             (place.path / NAME).unlink()
         settings = write_once(place, settings)
@@ -100,7 +101,7 @@ def run(
     else:
         settings = begun if source is None else begun.model_copy(update={"source": source})
     try:
-        carry_out_and_tell(place, settings, compare=compare, until=until, device=on)
+        carry_out_and_tell(place, settings, machine, compare=compare, until=until, device=on)
     except UserError:
         if place.children() == [NAME]:  # nothing came of it: the next try begins anew
             (place.path / NAME).unlink()
@@ -109,13 +110,15 @@ def run(
         raise
 
 
-def place_for(out: str) -> Store:
-    """The folder of a run on this machine: a new one, an empty one, or one that is a run already."""
+def place_for(out: str, source: str | None = None) -> Store:
+    """The folder of a run on this machine, outside its source: a new one, an empty one, or a run already."""
     place = clean_run(out)
     if not place.is_local:
         raise UserError(f"--out {out}: the islands are trained on this machine; give a local folder")
     if place.path.is_file():
         raise UserError(f"--out {out}: is a file; name a folder for the run")
+    if source is not None:
+        check_apart(source, place)
     others = [name for name in place.children() if not name.startswith(".")]
     if others and not holds_run(place):
         raise UserError(f"--out {out}: is no run, it holds {printable(others[0])}; choose a new or an empty folder")
@@ -135,15 +138,16 @@ def others(begun: RunSettings, told: Mapping[str, object]) -> list[tuple[str, ob
 def carry_out_and_tell(
     run: Store,
     settings: RunSettings,
+    machine: Machine,
     *,
     device: str,
     compare: bool = False,
     until: str = STAGES[-1],
     prompt: str | None = None,
 ) -> None:
-    """Print what will be done, do it, and print what came of it."""
+    """Print what will be done and how long it takes on this machine, do it, and print what came of it."""
     began = time.monotonic()
-    tell_plan(run, settings, this_machine(device), compare or was_compared(run), until)
+    tell_plan(run, settings, machine, compare or was_compared(run), until)
     with bars() as show:
         evaluation = carry_out(
             run, settings, device=device, show=show, compare=compare, until=until, prepared=tell_data

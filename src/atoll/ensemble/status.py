@@ -10,12 +10,13 @@ from typing import Any
 
 from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..islands.expert import KIND as EXPERT
+from ..islands.launch import logged_images
 from ..islands.order import Order
 from .checks import Checks
 from .versions import COPY, Version, find_ensemble, is_whole, no_ensemble, place_of
 
 RESULTS = ("evaluation.json", "report.html", "samples.png")
-SETTINGS = "run.toml"  # of a run that `atoll run` makes
+SETTINGS, ISLANDS = "run.toml", "islands"  # of a run that `atoll run` makes
 FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
     "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
@@ -163,7 +164,8 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
         train = f"atoll train {shell(run)}/{place} --out EXPERT && atoll admit EXPERT --out {shell(run)}"
         if member is None:
             others = [m for m in version.experts if m.cluster == cluster]
-            what = f"none serves, {len(others)} admitted" if others else f"waits for an expert of {place}"
+            waiting = trained_here(run, order) or f"waits for an expert of {place}"
+            what = f"none serves, {len(others)} admitted" if others else waiting
             use = f"atoll ensemble {shell(run)} --use {others[0].name}" if others else train
             yield Stage(f"expert {cluster}", "", what, use)
         elif not is_whole(run, member):
@@ -174,6 +176,17 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
             waits = order is not None and order.digest() != member.order and order.digest() not in admitted
             more = f"; {place} waits for an expert" if waits else ""
             yield Stage(f"expert {cluster}", member.digest, f"{member.objective}{score}{more}", train if waits else "")
+
+
+def trained_here(run: Store, order: Order | None) -> str:
+    """How far `atoll run` is with an expert that is not admitted yet; nothing where it has not begun."""
+    if order is None or not run.is_local:
+        return ""
+    expert = run.path / ISLANDS / order.name / "expert"
+    if find(expert) is not None:
+        return "trained here, not admitted yet"
+    seen = logged_images(expert)
+    return f"in training here, {seen:,} of {order.training.images:,} images" if seen else ""
 
 
 def students(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:

@@ -41,6 +41,7 @@ class Painting(BaseModel):
     guidances: tuple[float, ...] = (2.0,)
     steps: int = Field(50, gt=0)
     count: int = Field(1000, gt=1, description="samples of every way")
+    batch: int = Field(500, gt=0, description="of them painted at a time, each batch by one process")
     feature_scale: float = Field(1.0, gt=0)
     blind: bool = Field(False, description="measure a router that does not see the prompt, too")
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import chdir
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from atoll.cli import main
 from atoll.cli.run import tell_plan
 from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
-from atoll.pipeline.settings import Asked, read_run, write_once
-from atoll.pipeline.sizing import class_folders, forecast, size_run, transform_for
+from atoll.pipeline.settings import Asked, Painting, read_run, write_once
+from atoll.pipeline.sizing import FEW_IMAGES, class_folders, forecast, painters_for, size_run, transform_for
 from atoll.training.machines import Machine
 from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
@@ -53,6 +54,29 @@ def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
     assert size_run(str(photos), Asked(hours=0.5, size=32), CARD, compare=False).plan.training.images == 200_000
     with pytest.raises(UserError, match=r"--hours 0\.001: is over before 400 images are prepared"):
         size_run(str(photos), Asked(hours=0.001), TWO_CORES, compare=False)
+
+
+SLOW_CORES = replace(TWO_CORES, tflops=TWO_CORES.tflops / 5)
+
+
+@pytest.mark.parametrize("machine", [TWO_CORES, SLOW_CORES], ids=["two cores", "two slow ones"])
+@pytest.mark.parametrize("hours", [0.1, 0.15, 0.5, 1.0])
+def test_the_hours_hold_admission_too_and_little_time_makes_fewer_experts(
+    photos: Path, machine: Machine, hours: float
+) -> None:
+    """Judging an expert takes as long as training it on 3,000 images: of seven it was longer than the nine minutes."""
+    settings = size_run(str(photos), Asked(hours=hours, size=32), machine, compare=False)
+    told = sum(stage.seconds for stage in forecast(settings, machine, compare=False))
+    assert 0.6 * 3600 * hours < told < 1.2 * 3600 * hours
+    enough = settings.plan.training.images >= FEW_IMAGES
+    assert settings.partition.clusters == (5 if machine is TWO_CORES or hours > 0.2 else 2)
+    assert enough or hours == 0.1
+
+
+def test_as_many_paint_at_a_time_as_there_are_cores_batches_and_memory_for() -> None:
+    painting = Painting(count=130, batch=50)
+    assert [painters_for(painting, cores, 8.0, 0.1) for cores in (1, 2, 16)] == [1, 2, 3]
+    assert [painters_for(painting, 16, memory, 1.4) for memory in (0.5, 4.5, 64.0)] == [1, 2, 3]
 
 
 def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_path: Path) -> None:
@@ -85,7 +109,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (place / "some photos" / "old cars" / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
     run = place / "my runs" / "one"
     options = ["--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan"]
-    return run, atoll("run", place / "some photos", "--out", run, *options).stdout
+    return run, atoll("run", "some photos", "--out", run, *options, cwd=place).stdout
 
 
 def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, str], tmp_path: Path) -> None:
@@ -131,9 +155,10 @@ def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
         (Asked(mix="30flow"), r"--mix 30flow: 400 images are too few; give at most -k 20"),
         (Asked(mix="1flow"), r"--mix 1flow: names one expert, a run has two or more"),
         (Asked(mix="1000000000flow"), r"--mix 1000000000flow: unknown objective '1000000000flow'; use ddpm, flow"),
-        (Asked(size=1000), r"--hours 1 for latents of 56x125x125: .* hours are not enough .* choose a smaller --size"),
+        (Asked(size=1000), r"--hours 1: is over before .* give more than 56, or a smaller -k or --size"),
+        (Asked(recipe="xl"), r"--hours 1 for latents of 56x8x8: xl does not fit into 8 GiB; the largest that does is"),
         (Asked(recipe=""), r"--recipe : not known; use one of laptop, tiny"),
-        (Asked(hours=0.03, clusters=20), r"--hours 0\.03: is over before .* 20 experts begin; give more than 0\.0"),
+        (Asked(hours=0.03, clusters=20), r"--hours 0\.03: is over before .* 20 experts started and judged; give more than 0\."),
     ):
         with pytest.raises(UserError, match=said):
             size_run(str(photos), asked, TWO_CORES, compare=False)
@@ -185,6 +210,9 @@ def test_a_run_that_was_begun_says_how_it_goes_on(
     main(["status", str(run)])
     told = capsys.readouterr().out
     assert f"next: atoll run --out '{run}' does all that is missing, on this machine\nor: atoll train " in told
+    there = read_run(Store.at(run))
+    assert there is not None
+    assert Path(there.source).is_dir(), "from whichever folder that command is given"
     assert "in training here, 1,024 of" in told
     assert told.count("2 clusters by features") == 1, "nothing is listed twice"
     bare = tmp_path / "bare"  # stopped as soon as it began

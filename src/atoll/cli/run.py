@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find, printable
 from ..data.prepare import check_apart, check_device
+from ..data.sources import is_digits
 from ..ensemble.status import holds_run, shell
 from ..ensemble.versions import clean_run, open_ensemble
 from ..partition.config import LARGEST_SEED
@@ -80,6 +82,8 @@ def run(
     if until not in STAGES:
         raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
     place = place_for(out, source)
+    if source is not None and "://" not in source and not is_digits(source):
+        source = os.path.abspath(source)  # to go on from any folder
     is_new = not place.exists()
     on = named_or_best(device)
     check_device(on)

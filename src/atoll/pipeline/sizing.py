@@ -198,8 +198,8 @@ def share_out(look: Look, asked: Asked, machine: Machine, clusters: int, *, comp
         before, left = before + judging, left - judging
     if left <= 0:
         raise UserError(
-            f"--hours {hours:g}: is over before {look.images:,} images are prepared and {clusters} experts begin; "
-            f"give more than {before / 3600:.2g}"
+            f"--hours {hours:g}: is over before {look.images:,} images are prepared and {clusters} experts started "
+            f"and judged; give more than {before / 3600:.2g}, or a smaller -k or --size"
         )
     job, plan = job_in(training * left)
     return Share(plan, samples_to_paint(job.fit.images_per_s * machine.cores, PAINTING_SHARE * left))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import chdir
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +23,8 @@ from atoll.cli import main
 from atoll.cli.run import tell_plan
 from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
-from atoll.pipeline.settings import Asked, read_run, write_once
-from atoll.pipeline.sizing import class_folders, forecast, size_run, transform_for
+from atoll.pipeline.settings import Asked, Painting, read_run, write_once
+from atoll.pipeline.sizing import FEW_IMAGES, class_folders, forecast, painters_for, size_run, transform_for
 from atoll.training.machines import Machine
 from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
@@ -51,6 +54,29 @@ def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
     assert size_run(str(photos), Asked(hours=0.5, size=32), CARD, compare=False).plan.training.images == 200_000
     with pytest.raises(UserError, match=r"--hours 0\.001: is over before 400 images are prepared"):
         size_run(str(photos), Asked(hours=0.001), TWO_CORES, compare=False)
+
+
+SLOW_CORES = replace(TWO_CORES, tflops=TWO_CORES.tflops / 5)
+
+
+@pytest.mark.parametrize("machine", [TWO_CORES, SLOW_CORES], ids=["two cores", "two slow ones"])
+@pytest.mark.parametrize("hours", [0.1, 0.15, 0.5, 1.0])
+def test_the_hours_hold_admission_too_and_little_time_makes_fewer_experts(
+    photos: Path, machine: Machine, hours: float
+) -> None:
+    """Judging an expert takes as long as training it on 3,000 images: of seven it was longer than the nine minutes."""
+    settings = size_run(str(photos), Asked(hours=hours, size=32), machine, compare=False)
+    told = sum(stage.seconds for stage in forecast(settings, machine, compare=False))
+    assert 0.6 * 3600 * hours < told < 1.2 * 3600 * hours
+    enough = settings.plan.training.images >= FEW_IMAGES
+    assert settings.partition.clusters == (5 if machine is TWO_CORES or hours > 0.2 else 2)
+    assert enough or hours == 0.1
+
+
+def test_as_many_paint_at_a_time_as_there_are_cores_batches_and_memory_for() -> None:
+    painting = Painting(count=130, batch=50)
+    assert [painters_for(painting, cores, 8.0, 0.1) for cores in (1, 2, 16)] == [1, 2, 3]
+    assert [painters_for(painting, 16, memory, 1.4) for memory in (0.5, 4.5, 64.0)] == [1, 2, 3]
 
 
 def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_path: Path) -> None:
@@ -83,7 +109,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (place / "some photos" / "old cars" / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
     run = place / "my runs" / "one"
     options = ["--size", "16", "-k", "2", "--hours", "0.2", "--until", "plan"]
-    return run, atoll("run", place / "some photos", "--out", run, *options).stdout
+    return run, atoll("run", "some photos", "--out", run, *options, cwd=place).stdout
 
 
 def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, str], tmp_path: Path) -> None:
@@ -119,6 +145,81 @@ def test_nothing_is_written_among_the_pictures(
     assert refused.value.code == 2
     assert "lies in ., the folder of the images; choose a place outside of it" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
+    for asked, said in (
+        (Asked(hours=0), r"--hours 0: give the time that all of it may take, such as 0\.5"),
+        (Asked(hours=math.inf), r"--hours inf: give the time"),
+        (Asked(clusters=500), r"-k 500: 400 images are too few; give at most -k 20"),
+        (Asked(mix="30flow"), r"--mix 30flow: 400 images are too few; give at most -k 20"),
+        (Asked(mix="1flow"), r"--mix 1flow: names one expert, a run has two or more"),
+        (Asked(mix="1000000000flow"), r"--mix 1000000000flow: unknown objective '1000000000flow'; use ddpm, flow"),
+        (Asked(size=1000), r"--hours 1: is over before .* give more than 56, or a smaller -k or --size"),
+        (Asked(recipe="xl"), r"--hours 1 for latents of 56x8x8: xl does not fit into 8 GiB; the largest that does is"),
+        (Asked(recipe=""), r"--recipe : not known; use one of laptop, tiny"),
+        (Asked(hours=0.03, clusters=20), r"--hours 0\.03: is over before .* 20 experts started and judged; give more than 0\."),
+    ):
+        with pytest.raises(UserError, match=said):
+            size_run(str(photos), asked, TWO_CORES, compare=False)
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """As if this machine had one: nothing is begun in other processes, which takes seconds."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(before)])
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_pictures_that_are_none_leave_nothing_behind(
+    is_new: bool, tmp_path: Path, one_core: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, run = tmp_path / "photos", tmp_path / "run"
+    photos.mkdir()
+    for number in range(40):
+        (photos / f"{number}.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
+    if not is_new:
+        run.mkdir()
+    with pytest.raises(SystemExit) as refused:
+        main(["run", str(photos), "--out", str(run)])
+    assert refused.value.code == 2
+    assert "none of its images can be used; the first one, 0.jpg: corrupt (OSError)" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == ([photos] if is_new else [photos, run])
+    assert is_new or not list(run.iterdir())
+
+
+def test_pictures_that_are_too_small_ask_for_a_smaller_size(
+    photos: Path, tmp_path: Path, one_core: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", str(photos / "moon"), "--out", str(tmp_path / "run"), "--size", "96"])
+    assert "too small (40x40, need 48 a side); choose a smaller --size" in capsys.readouterr().err
+
+
+def test_a_run_that_was_begun_says_how_it_goes_on(
+    begun: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "one run"
+    shutil.copytree(begun[0], run)
+    log = run / "islands" / "00" / "expert" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"images": 1024}\n')
+    main(["status", str(run)])
+    told = capsys.readouterr().out
+    assert f"next: atoll run --out '{run}' does all that is missing, on this machine\nor: atoll train " in told
+    there = read_run(Store.at(run))
+    assert there is not None
+    assert Path(there.source).is_dir(), "from whichever folder that command is given"
+    assert "in training here, 1,024 of" in told
+    assert told.count("2 clusters by features") == 1, "nothing is listed twice"
+    bare = tmp_path / "bare"  # stopped as soon as it began
+    bare.mkdir()
+    shutil.copy(run / "run.toml", bare)
+    main(["status", str(bare)])
+    assert f"next: atoll run --out {bare} does all" in capsys.readouterr().out
 
 
 def test_a_mix_says_how_many_experts_there_are(photos: Path) -> None:
@@ -182,7 +283,14 @@ MISTAKES = {
     "run --out {tmp}/r": "SOURCE: missing",
     "run {tmp}": "--out: missing",
     "run {tmp} --out {tmp}/r --until lunch": "--until lunch",
-    "run {planned}/ensemble --out {tmp}/r": "has 0 images",
+    "run {planned}/ensemble --out {tmp}/r": "has 0 images; a run needs some hundreds",
+    "run {photos} --out {photos}/moon/0000.jpg": "is a file; name a folder for the run",
+    "run {planned}/data --out {photos}/moon": "is no run, it holds 0000.jpg; choose a new or an empty folder",
+    "demo --out {photos}/moon": "is no run, it holds 0000.jpg; choose a new or an empty folder",
+    "run {photos} --out {tmp}/r --device gpu": "--device gpu: cannot be used here",
+    "run {photos} --out {tmp}/r --seed 2147483648": "should be less than or equal to 2147483647",
+    "run {photos} --out {tmp}/r --size 100000": "should be less than or equal to 4096",
+    "demo --out {tmp}/r --seed -1": "should be greater than or equal to 0",
     TWO % 0: "a second order 00",
     "train {planned}/orders/manifest.json --out {tmp}/e": "is the list of the files beside it, not an order",
     f"{TWO % 1} --start x": "--start: is of one order",
@@ -190,9 +298,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_mistakes_are_one_line(command: str, planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    command: str, planned: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(command.format(tmp=tmp_path, planned=planned).split())
+        main(command.format(tmp=tmp_path, planned=planned, photos=photos).split())
     assert exit_.value.code == 2
     told = capsys.readouterr().err
     assert MISTAKES[command] in told

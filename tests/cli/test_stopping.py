@@ -6,11 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from atoll.__main__ import main as atoll_main
 from atoll.cli import VERBS
 from atoll.cli.stopping import KEPT
 from killed import finish, names, start
@@ -58,6 +60,23 @@ def test_it_says_what_is_kept_and_with_which_signal_it_ended(
 
 def test_every_verb_has_something_to_say() -> None:
     assert set(VERBS) <= set(KEPT)
+
+
+def test_who_stops_it_before_it_listens_gets_a_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The moment in which it loads is the one in which somebody sees a wrong word in the command."""
+
+    class Loading:
+        @property
+        def main(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "atoll.cli", Loading())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit) as ended:
+        atoll_main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "atoll: stopped (Ctrl-C): nothing was begun\n"
 
 
 def test_ctrl_c_in_a_terminal_goes_to_all_processes_and_one_answers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from typing import Annotated
@@ -10,12 +11,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..artifacts import Artifact, Store, UserError, find
-from ..data.prepare import check_apart
-from ..ensemble.status import shell
+from ..artifacts import Artifact, Store, UserError, find, printable
+from ..data.prepare import check_apart, check_device
+from ..data.sources import is_digits
+from ..ensemble.status import holds_run, shell
 from ..ensemble.versions import clean_run, open_ensemble
+from ..partition.config import LARGEST_SEED
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
-from ..pipeline.sizing import forecast, size_run
+from ..pipeline.sizing import FEW_IMAGES, forecast, size_run
 from ..pipeline.stages import STAGES, carry_out, was_compared
 from ..planning.recipes import RECIPES
 from ..training.execution import named_or_best
@@ -26,7 +29,7 @@ from .router import accuracy_line
 from .tables import plain, print_evaluation
 from .watching import clock, say
 
-FEW_IMAGES = 5_000  # of the smallest recipe: fewer have been refused by `admit`
+LARGEST_SIDE = 4096  # pixels
 
 
 def run(
@@ -38,18 +41,23 @@ def run(
     clusters: Annotated[
         int | None,
         typer.Option(
-            "--clusters", "-k", help="How many experts (default: as --mix says, or 8, fewer for few images)", min=2
+            "--clusters",
+            "-k",
+            help="How many experts (default: as --mix says, or 8, fewer for few images or little time)",
+            min=2,
         ),
     ] = None,
     hours: Annotated[float | None, typer.Option(help="How long it may take here (default: 1)", min=0)] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the square images (default: 64)", min=1)] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Side of the square images (default: 64)", min=1, max=LARGEST_SIDE)
+    ] = None,
     mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow (default: one in four ddpm)")] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)} (default: what suits data, machine and hours)")
     ] = None,
     compare: Annotated[bool, typer.Option(help="Train a monolith on all of the data, too, and compare")] = False,
     until: Annotated[str, typer.Option(help=f"Stop after a stage: {', '.join(STAGES)}")] = STAGES[-1],
-    seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0, max=LARGEST_SEED)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; default: cuda if there is one")] = None,
 ) -> None:
     """From a folder of pictures to a model and its report, on this machine, with one command.
@@ -73,20 +81,21 @@ def run(
         raise UserError("--out: missing; say where the run goes, for example --out runs/photos")
     if until not in STAGES:
         raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
-    place = clean_run(out)
-    if not place.is_local:
-        raise UserError(f"--out {out}: the islands are trained on this machine; give a local folder")
+    place = place_for(out, source)
+    if source is not None and "://" not in source and not is_digits(source):
+        source = os.path.abspath(source)  # to go on from any folder
+    is_new = not place.exists()
     on = named_or_best(device)
+    check_device(on)
+    machine = this_machine(on)
     told = {"hours": hours, "clusters": clusters, "size": size, "mix": mix, "recipe": recipe, "seed": seed}
     asked = Asked(**{name: value for name, value in told.items() if value is not None})
     begun = read_run(place)
-    if source is not None:
-        check_apart(source, place)
     wishes = [] if begun is None else others(begun, told)
     if begun is None or (wishes and source is not None and find(place.child("data")) is None):
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to go on with; name a folder of images")
-        settings = size_run(source, asked, this_machine(on), compare=compare)
+        settings = size_run(source, asked, machine, compare=compare)
         if wishes:  # nothing is made yet, so that another wish is no contradiction
             (place.path / NAME).unlink()
         settings = write_once(place, settings)
@@ -95,7 +104,29 @@ def run(
         raise UserError(f"--{name} {value}: {place}/{NAME} says {before}; leave it out, or choose another --out")
     else:
         settings = begun if source is None else begun.model_copy(update={"source": source})
-    carry_out_and_tell(place, settings, compare=compare, until=until, device=on)
+    try:
+        carry_out_and_tell(place, settings, machine, compare=compare, until=until, device=on)
+    except UserError:
+        if place.children() == [NAME]:  # nothing came of it: the next try begins anew
+            (place.path / NAME).unlink()
+            if is_new:
+                place.path.rmdir()
+        raise
+
+
+def place_for(out: str, source: str | None = None) -> Store:
+    """The folder of a run on this machine, outside its source: a new one, an empty one, or a run already."""
+    place = clean_run(out)
+    if not place.is_local:
+        raise UserError(f"--out {out}: the islands are trained on this machine; give a local folder")
+    if place.path.is_file():
+        raise UserError(f"--out {out}: is a file; name a folder for the run")
+    if source is not None:
+        check_apart(source, place)
+    others = [name for name in place.children() if not name.startswith(".")]
+    if others and not holds_run(place):
+        raise UserError(f"--out {out}: is no run, it holds {printable(others[0])}; choose a new or an empty folder")
+    return place
 
 
 def others(begun: RunSettings, told: Mapping[str, object]) -> list[tuple[str, object, object]]:
@@ -111,15 +142,16 @@ def others(begun: RunSettings, told: Mapping[str, object]) -> list[tuple[str, ob
 def carry_out_and_tell(
     run: Store,
     settings: RunSettings,
+    machine: Machine,
     *,
     device: str,
     compare: bool = False,
     until: str = STAGES[-1],
     prompt: str | None = None,
 ) -> None:
-    """Print what will be done, do it, and print what came of it."""
+    """Print what will be done and how long it takes on this machine, do it, and print what came of it."""
     began = time.monotonic()
-    tell_plan(run, settings, this_machine(device), compare or was_compared(run), until)
+    tell_plan(run, settings, machine, compare or was_compared(run), until)
     with bars() as show:
         evaluation = carry_out(
             run, settings, device=device, show=show, compare=compare, until=until, prepared=tell_data

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from ..artifacts import Store, UserError
-from ..ensemble.status import stages
+from ..ensemble.status import goes_on, shell, stages
 from ..exchange.fleet import Work, fleet, names_by_key
 from ..exchange.published import PublishedCard, find_card
 from .bars import console
@@ -58,8 +58,15 @@ def status(
         table.add_row(plain(row.name), state, row.digest[:12], plain(row.what))
     console.print(table)
     commands = list(dict.fromkeys(row.next for row in rows if row.next))
+    first = "next"
+    if goes_on(place):
+        command = f"atoll run --out {shell(place)}"
+        console.print(
+            f"next: [bold]{plain(command, 400)}[/bold] does all that is missing, on this machine", soft_wrap=True
+        )
+        first = "or"
     for number, command in enumerate(commands[:SHOWN]):
-        console.print(f"{'then' if number else 'next'}: [bold]{plain(command, 400)}[/bold]", soft_wrap=True)
+        console.print(f"{'then' if number else first}: [bold]{plain(command, 400)}[/bold]", soft_wrap=True)
     if len(commands) > SHOWN:
         console.print(f"and {len(commands) - SHOWN} more, of all that is missing")
     if out is not None:

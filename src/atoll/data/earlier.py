@@ -7,6 +7,7 @@ was encoded. Nothing without that record is trusted.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -56,16 +57,22 @@ def already_there(out: str | Path | Store, request: dict[str, Any], reading: dic
     if there is None or there.manifest.kind != KIND:
         return reuse(out, KIND, request, {})  # None, or a line that says what is there
     before = logged_reading(there)
-    if before is not None and before["source"] != reading["source"]:
+    if before is not None and not same_place(before["source"], reading["source"]):
         raise UserError(
             f"{there.store}: already holds the data of source {before['source']}, not {reading['source']}; "
             "choose another --out"
         )
+    before = None if before is None else {**before, "source": reading["source"]}
     if before is not None and (changed := differences(before, {name: reading.get(name) for name in before})):
         raise UserError(
             f"{there.store}: already holds this source read in another way ({', '.join(changed)}); choose another --out"
         )
     return reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two sources are one, by names that differ only in where they begin."""
+    return one == other or ("://" not in one + other and os.path.abspath(one) == os.path.abspath(other))
 
 
 def logged_reading(data: Artifact) -> dict[str, Any] | None:

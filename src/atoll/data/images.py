@@ -17,6 +17,7 @@ FORMATS = tuple(
 )
 MOST_PIXELS = 100_000_000  # a larger picture is a decompression bomb or a map, and would need gigabytes
 SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+TOO_SMALL = "too small"
 TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
@@ -38,7 +39,7 @@ def to_pixels(sample: Sample, size: int, channels: int, smallest: int) -> np.nda
     image = image.convert("RGB" if channels == 3 else "L")
     side = min(image.size)
     if side < smallest:
-        raise BadImage("too small", f"{image.width}x{image.height}, need {smallest} a side")
+        raise BadImage(TOO_SMALL, f"{image.width}x{image.height}, need {smallest} a side")
     if image.size != (size, size):
         left, top = (image.width - side) / 2, (image.height - side) / 2
         image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))

@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..artifacts import STATE, Artifact, Draft, Store, UserError, canonical_json
+from ..artifacts import STATE, Artifact, Draft, Store, UserError, canonical_json, printable
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import best_extractor, extractor_id
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
 from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
 from .engine import Engine, Local
 from .gather import GatherTask, gather, read_rejects, read_table
+from .images import TOO_SMALL
 from .index import SCHEMA
 from .merge import merge_to_few
 from .predecessor import Predecessor
@@ -343,7 +344,11 @@ def write_rejects(
 
 def first_reject(chunks: Path) -> str:
     reject = next(read_rejects(chunks), None)
-    return "it holds no images" if reject is None else f"the first one, {reject.name}: {reject.reason} {reject.detail}"
+    if reject is None:
+        return "it holds no images"
+    fix = "; choose a smaller --size" if reject.reason == TOO_SMALL else ""
+    detail = f" ({reject.detail})" if reject.detail else ""
+    return f"the first one, {printable(reject.name)}: {reject.reason}{detail}{fix}"
 
 
 def feature_width(folder: Path) -> int:

@@ -10,11 +10,13 @@ from typing import Any
 
 from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..islands.expert import KIND as EXPERT
+from ..islands.launch import logged_images
 from ..islands.order import Order
 from .checks import Checks
 from .versions import COPY, Version, find_ensemble, is_whole, no_ensemble, place_of
 
 RESULTS = ("evaluation.json", "report.html", "samples.png")
+SETTINGS, ISLANDS = "run.toml", "islands"  # of a run that `atoll run` makes
 FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
     "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
@@ -43,12 +45,24 @@ def stages(run: Store) -> list[Stage]:
     """Every stage of a run, in the order in which they are made. A place that holds none is refused."""
     if (alone := expert_at(run)) is not None:
         return [there(alone, f", licence {alone.manifest.licence or 'not said'}")]
+    if not holds_run(run):
+        raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     version = find_ensemble(run)
     found = list(artifacts_in(run))
-    if version is None and not any(a.manifest.kind != EXPERT for a in found) and not run.exists(COPY):
-        raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     lines = list(first_stages(run, found) if version is None else model_stages(run, version, found))
     return [*lines, *refused(run), *unfinished(run)]
+
+
+def holds_run(place: Store) -> bool:
+    """Whether a folder is a run, if only the beginning of one."""
+    if find_ensemble(place) is not None or place.exists(COPY) or place.exists(SETTINGS) or any(unfinished(place)):
+        return True
+    return any(artifact.manifest.kind != EXPERT for artifact in artifacts_in(place))
+
+
+def goes_on(run: Store) -> bool:
+    """Whether `atoll run` was begun here and has not come to its end."""
+    return run.exists(SETTINGS) and not all(run.exists(name) for name in RESULTS)
 
 
 def expert_at(place: Store) -> Artifact | None:
@@ -150,7 +164,8 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
         train = f"atoll train {shell(run)}/{place} --out EXPERT && atoll admit EXPERT --out {shell(run)}"
         if member is None:
             others = [m for m in version.experts if m.cluster == cluster]
-            what = f"none serves, {len(others)} admitted" if others else f"waits for an expert of {place}"
+            waiting = trained_here(run, order) or f"waits for an expert of {place}"
+            what = f"none serves, {len(others)} admitted" if others else waiting
             use = f"atoll ensemble {shell(run)} --use {others[0].name}" if others else train
             yield Stage(f"expert {cluster}", "", what, use)
         elif not is_whole(run, member):
@@ -163,14 +178,27 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
             yield Stage(f"expert {cluster}", member.digest, f"{member.objective}{score}{more}", train if waits else "")
 
 
+def trained_here(run: Store, order: Order | None) -> str:
+    """How far `atoll run` is with an expert that is not admitted yet; nothing where it has not begun."""
+    if order is None or not run.is_local:
+        return ""
+    expert = run.path / ISLANDS / order.name / "expert"
+    if find(expert) is not None:
+        return "trained here, not admitted yet"
+    seen = logged_images(expert)
+    return f"in training here, {seen:,} of {order.training.images:,} images" if seen else ""
+
+
 def students(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
     """Dense networks in the run's folder that were taught by its experts, and whether these are still the same."""
     serving = {member.digest for member in version.serving}
     for artifact in found:
         taught_by = {teacher["digest"] for teacher in artifact.config.get("teachers") or ()}
+        if not taught_by:
+            continue  # no student; nor does a model without experts have any
         if taught_by == serving:
             yield there(artifact)
-        elif taught_by:
+        else:
             again = f"atoll distill {run} --out ANOTHER"
             yield replace(there(artifact, "; others serve now"), next=again)
 

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import Store, UserError, differences, explain
 from ..data.prepare import PrepareConfig
+from ..ensemble.status import SETTINGS as NAME
 from ..partition.config import PartitionConfig
 from ..planning.recipes import PlanConfig
 
-NAME = "run.toml"
 HEAD = """\
 # What `atoll run` does here, decided once. The same file in another folder gives the same orders anywhere:
 # put it there and run `atoll run SOURCE --out FOLDER`.
@@ -41,6 +41,7 @@ class Painting(BaseModel):
     guidances: tuple[float, ...] = (2.0,)
     steps: int = Field(50, gt=0)
     count: int = Field(1000, gt=1, description="samples of every way")
+    batch: int = Field(500, gt=0, description="of them painted at a time, each batch by one process")
     feature_scale: float = Field(1.0, gt=0)
     blind: bool = Field(False, description="measure a router that does not see the prompt, too")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -16,20 +17,24 @@ from ..models.accounting import account
 from ..models.autoencoders import TRANSFORMS, load_autoencoder
 from ..models.dit import DiTConfig
 from ..partition.config import PartitionConfig
-from ..planning.assign import Option, best_fit, plan_job
+from ..planning.assign import Job, Option, best_fit, plan_job
 from ..planning.islands import Island
 from ..planning.mix import names_of, read_mix
-from ..planning.recipes import OBJECTIVES, Network, recipe, recipes_worth
-from ..training.machines import Machine
+from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, recipes_worth
+from ..training.machines import GIB, Machine
 from .settings import Asked, Painting, RunSettings
 
 USUAL_HOURS = 1.0
 MOST_CLUSTERS, IMAGES_PER_CLUSTER = 8, 80  # fewer clusters where an expert would see fewer images
+FEWEST_PER_CLUSTER = 20  # asked for by name; with fewer, some clusters have nothing to be judged by
 PREPARED_PER_S = {"cpu": 70.0, "cuda": 1500.0, "mps": 300.0}  # images, on a CPU per core (EfficientNet-Lite0, 64 px)
 START_SECONDS = 8.0  # of a process: importing torch, reading shards
-SHARE = 0.7  # of the hours left after prepare, for the experts; the rest is to admit, for router and evaluation
+SHARE = 0.8  # of the hours that are left beside prepare and admit, for the experts; the rest for router and evaluation
+FEW_IMAGES = 5_000  # to train the smallest recipe on: experts of fewer have been refused by `admit`
 JUDGED = 3000  # as long as training on so many images takes what `admit` measures and paints of one expert
 PAINTING_SHARE = 0.12
+PAINTED_TOGETHER = 50  # images: few enough to be shared out, enough to be fast
+PAINTER_GIB = 0.6  # of a process that paints, without the experts
 STEPS = 25
 TRANSFORMED_SIDE = 8  # of a latent: as many tokens as small networks on a CPU can afford
 UNSEEN = 8  # images of a small cluster that no island sees
@@ -127,43 +132,98 @@ def as_island(machine: Machine, hours: float) -> Island:
 
 
 def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> RunSettings:
-    """All settings of a run: the largest recipe that suits the data and gets done in the hours there are."""
+    """All settings of a run: the largest recipe that suits the data and gets done in the hours there are.
+
+    Where nobody says how many experts there are to be, they are fewer where each would learn too little in the time.
+    """
     prepare = prepare_settings(source, asked.size)
     look = look_at(source, prepare)
-    if look.images < 20:
-        raise UserError(f"{source}: has {look.images} images; a run needs some hundreds")
-    named = 0 if asked.mix is None else len(names_of(asked.mix)[0])
-    clusters = asked.clusters or named or max(2, min(MOST_CLUSTERS, look.images // IMAGES_PER_CLUSTER))
-    read_mix(asked.mix, OBJECTIVES, clusters)  # what cannot be is better known before the work
-    seconds = 3600 * (asked.hours or USUAL_HOURS)
-    left = seconds - prepare_seconds(look, machine) - partition_seconds(look) - START_SECONDS * (3 + clusters)
-    training = SHARE * left / (2 if compare else 1)
-    if training <= 0:
-        raise UserError(f"--hours {asked.hours:g}: is over before {look.images:,} images are prepared; give more")
-
-    def build(network: Network) -> DiTConfig:
-        # what it is conditioned on is known after prepare, and costs next to nothing
-        return DiTConfig(latent=look.latent, **network.model_dump())
-
-    names = [asked.recipe] if asked.recipe else recipes_worth(int(0.9 * look.images / clusters))
-    options = [Option(name, recipe(name, look.latent)) for name in names]
-    island = as_island(machine, training / 3600)
-    try:
-        job, plan = plan_job(island, clusters, 0, options, samples=0, build=build)
-    except UserError as error:
-        given = f"--hours {asked.hours or USUAL_HOURS:g}"
-        raise UserError(f"{given}: {str(error).removeprefix('--islands here: ')}") from error
-    plan = plan.model_copy(update={"mix": asked.mix, "training": plan.training.model_copy(update={"seed": asked.seed})})
-    painting = Painting(steps=STEPS, count=samples_to_paint(job.fit.images_per_s, PAINTING_SHARE * left))
+    most = clusters_for(source, asked, look.images)
+    fewest = 2 if asked.clusters is None and asked.mix is None else most
+    for clusters in range(most, fewest - 1, -1):
+        try:
+            share = share_out(look, asked, machine, clusters, compare=compare)
+        except UserError:
+            if clusters == fewest:
+                raise
+            continue
+        if share.plan.training.images >= FEW_IMAGES:
+            break
+    training = share.plan.training.model_copy(update={"seed": asked.seed})
+    painting = Painting(steps=STEPS, count=share.samples, batch=PAINTED_TOGETHER)
     return RunSettings(
         source=source,
         asked=asked,
         prepare=with_enough_unseen(prepare, look.images, clusters),
         partition=PartitionConfig(clusters=clusters, seed=asked.seed),
-        plan=plan,
+        plan=share.plan.model_copy(update={"mix": asked.mix, "training": training}),
         evaluation=painting,
         comparison=painting,
     )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What so many experts do with the hours: their training, and how many samples are painted to measure them."""
+
+    plan: PlanConfig
+    samples: int
+
+
+def share_out(look: Look, asked: Asked, machine: Machine, clusters: int, *, compare: bool) -> Share:
+    """Share the hours out among training, admission and painting; refuse too few of them."""
+    hours = USUAL_HOURS if asked.hours is None else asked.hours
+    if not 0 < hours < math.inf:
+        raise UserError(f"--hours {hours:g}: give the time that all of it may take, such as 0.5")
+    names = recipes_worth(int(0.9 * look.images / clusters)) if asked.recipe is None else [asked.recipe]
+    options = [Option(name, recipe(name, look.latent)) for name in names]
+
+    def build(network: Network) -> DiTConfig:
+        # what it is conditioned on is known after prepare, and costs next to nothing
+        return DiTConfig(latent=look.latent, **network.model_dump())
+
+    def job_in(seconds: float) -> tuple[Job, PlanConfig]:
+        try:
+            return plan_job(as_island(machine, seconds / 3600), clusters, 0, options, samples=0, build=build)
+        except UserError as error:
+            given = f"--hours {hours:g} for latents of {'x'.join(map(str, look.latent))}"
+            reason = str(error).removeprefix("--islands here: ")
+            raise UserError(f"{given}: {reason}, or choose a smaller --size") from error
+
+    training = SHARE / (2 if compare else 1)
+    before = prepare_seconds(look, machine) + partition_seconds(look) + START_SECONDS * (3 + clusters)
+    left = 3600 * hours - before
+    if left > 0:
+        judging = clusters * JUDGED / job_in(training * left)[0].fit.images_per_s
+        before, left = before + judging, left - judging
+    if left <= 0:
+        raise UserError(
+            f"--hours {hours:g}: is over before {look.images:,} images are prepared and {clusters} experts started "
+            f"and judged; give more than {before / 3600:.2g}, or a smaller -k or --size"
+        )
+    job, plan = job_in(training * left)
+    return Share(plan, samples_to_paint(job.fit.images_per_s * machine.cores, PAINTING_SHARE * left))
+
+
+def clusters_for(source: str, asked: Asked, images: int) -> int:
+    """How many experts: as told, or as many as the images allow. What cannot be is better known before the work."""
+    if images < 2 * FEWEST_PER_CLUSTER:
+        raise UserError(f"{source}: has {images} {'image' if images == 1 else 'images'}; a run needs some hundreds")
+    named = None if asked.mix is None else len(names_of(asked.mix)[0])
+    clusters = asked.clusters or named or max(2, min(MOST_CLUSTERS, images // IMAGES_PER_CLUSTER))
+    read_mix(asked.mix, OBJECTIVES, clusters)
+    told = f"--mix {asked.mix}" if asked.clusters is None else f"-k {asked.clusters}"
+    if clusters < 2:
+        raise UserError(f"{told}: names one expert, a run has two or more; name more, or use `atoll plan`")
+    if clusters * FEWEST_PER_CLUSTER > images:
+        raise UserError(f"{told}: {images:,} images are too few; give at most -k {images // FEWEST_PER_CLUSTER}")
+    return clusters
+
+
+def painters_for(painting: Painting, cores: int, memory: float, experts: float) -> int:
+    """Processes that paint batches side by side, one on a core; `memory` and the `experts` that each loads in GiB."""
+    batches = -(-painting.count // painting.batch)
+    return max(1, min(cores, batches, int(memory / (PAINTER_GIB + experts))))
 
 
 def painting_cost(painting: Painting) -> float:
@@ -202,7 +262,8 @@ def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[
     million = account(architecture).parameters / 1e6
     painting = settings.comparison if compare else settings.evaluation
     router = 0.1 * (settings.router_images or plan.training.images) / rate
-    arms = painting.count * painting_cost(painting) / rate * (2 if compare else 1)
+    painters = painters_for(painting, machine.cores, machine.memory, clusters * million * 4e6 / GIB)
+    arms = painting.count * painting_cost(painting) / rate / painters * (2 if compare else 1)
     what = f"{clusters} experts of {million:.1f}M weights, {plan.training.images:,} images each"
     return [
         Stage(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..artifacts import Artifact, Store, UserError
 from ..data.engine import Local, workers_for
 from ..data.prepare import prepare
@@ -12,6 +14,7 @@ from ..data.progress import Progress
 from ..data.sources import is_digits
 from ..ensemble.changes import register_monolith, register_orders, register_router
 from ..ensemble.checks import Checks
+from ..ensemble.status import ISLANDS
 from ..ensemble.versions import find_ensemble, open_ensemble
 from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from ..evaluation.report import write_report
@@ -24,8 +27,11 @@ from ..planning.stage import plan
 from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..sampling import Sampling
+from ..training.machines import GIB, free_memory_gib, usable_cores
 from ..training.resources import Resources
+from ..training.result import WEIGHTS
 from .settings import Painting, RunSettings
+from .sizing import painters_for
 
 STAGES = ("prepare", "partition", "plan", "train", "admit", "router", "evaluate")
 ROUTER, BLIND = "router", "router-blind"
@@ -65,7 +71,7 @@ def carry_out(
         return None
 
     names = [f"{k:02d}" for k in range(settings.partition.clusters)]
-    islands = [hand_out(run, name, run.path / "islands" / name) for name in names]
+    islands = [hand_out(run, name, run.path / ISLANDS / name) for name in names]
     others = [hand_out_monolith(run, data, clusters, settings)] if compare else []
     train_islands([*others, *islands], device, show)  # the longest first
     if last < STAGES.index("admit"):
@@ -86,14 +92,28 @@ def carry_out(
     what = EvaluationPlan(
         arms=arms_of(painting, compare),
         count=painting.count,
+        batch=painting.batch,
         seed=seed,
         feature_scale=painting.feature_scale,
     )
     evaluation = evaluate(
-        run, what, run, device=device, progress=lambda arm, done, total: show(f"painting {arm}", done, total)
+        run,
+        what,
+        run,
+        device=device,
+        engine=Local(painters_here(painting, device, islands)),
+        progress=lambda arm, done, total: show(f"painting {arm}", done, total),
     )
     write_report(run, evaluation, run)
     return evaluation
+
+
+def painters_here(painting: Painting, device: str, islands: list[Island]) -> int:
+    """As many processes as paint at a time: on a CPU each with one thread, and with all experts in its memory."""
+    if torch.device(device).type != "cpu":
+        return 1
+    experts = sum((island.expert / WEIGHTS).stat().st_size for island in islands) / GIB
+    return painters_for(painting, usable_cores(), free_memory_gib(), experts)
 
 
 def was_compared(run: Store) -> bool:
@@ -115,7 +135,7 @@ def hand_out_monolith(run: Store, data: Artifact, clusters: Artifact, settings: 
     """One expert on everything, by DDM's protocol, to compare with."""
     folder = f"orders-{MONOLITH}"
     plan_monolith(data.store, clusters.store, run.child(folder), settings.plan)
-    return hand_out(run, MONOLITH, run.path / "islands" / MONOLITH, orders=folder)
+    return hand_out(run, MONOLITH, run.path / ISLANDS / MONOLITH, orders=folder)
 
 
 def train_islands(islands: list[Island], device: str, show: Progress) -> None:

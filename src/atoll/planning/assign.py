@@ -123,7 +123,7 @@ def plan_job(
             )
         budget = int(reached(found)) // training.batch * training.batch
     if budget == 0:
-        raise UserError(f"--islands {island.name}: {hours:g} hours are not enough for one step; offer more hours")
+        raise UserError(f"--islands {island.name}: {hours:.2g} hours are not enough for one step; offer more hours")
     kept = {name.removeprefix("training.") for name in insisted}
     used = budget / found.images_per_s / 3600
     cost = None if island.price is None else used * island.price

@@ -73,7 +73,7 @@ def read_mix(text: str | None, known: Collection[str], clusters: int) -> Mix:
 
 def names_of(mix: str) -> tuple[list[str], bool]:
     """The objective of every expert that a mix names, and whether they were counted or put in order."""
-    if re.fullmatch(r"\d+[A-Za-z][\w-]*(:\d+[A-Za-z][\w-]*)*", mix) is None:
+    if re.fullmatch(r"\d{1,4}[A-Za-z][\w-]*(:\d{1,4}[A-Za-z][\w-]*)*", mix) is None:
         return mix.split(","), False
     parts = [re.fullmatch(r"(\d+)(.+)", part) for part in mix.split(":")]
     return [m[2] for m in parts if m is not None for _ in range(int(m[1]))], True

@@ -165,26 +165,27 @@ def free_memory_gib() -> float:
     return kib / 2**20
 
 
-def cpu_product_rate(cores: int, size: int = 256, times: int = 40) -> float:
+def cpu_product_rate(cores: int, size: int = 256, lasting: float = 0.25) -> float:
     """Operations per second of one core at a matrix product that its cache holds, as those of small networks are.
 
-    Measured while all `cores` are at it, as islands side by side are: together each is slower than alone.
+    Measured while all `cores` are at it, as islands side by side are: together each is slower than alone. It goes on
+    for some turns of the system's scheduler, so that what other programs take is taken off.
     """
 
-    def middle(_core: int) -> float:
+    def mean(_core: int) -> float:
         a = torch.randn(size, size)
-        took = []
-        for _ in range(times):
-            began = time.perf_counter()
+        a @ a  # the first is slow
+        began, times = time.perf_counter(), 0
+        while (took := time.perf_counter() - began) < lasting:
             a @ a
-            took.append(time.perf_counter() - began)
-        return sorted(took)[times // 2]
+            times += 1
+        return took / times
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(cores) as pool:
-            seconds = list(pool.map(middle, range(cores)))
+            seconds = list(pool.map(mean, range(cores)))
     finally:
         torch.set_num_threads(before)
     return 2 * size**3 * cores / sum(seconds)

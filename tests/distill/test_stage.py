@@ -180,7 +180,7 @@ def test_it_begins_at_the_best_teacher_where_it_can(
 
 
 def test_nobody_is_the_best_of_another_depth_or_without_unseen_data(teachers: Teachers, tmp_path: Path) -> None:
-    network = teachers.orders[0].architecture.model_copy(update={"depth": 1})
+    network = replace(teachers.orders[0].architecture, depth=1)
     assert settled(tiny_plan(teachers, network=network), teachers).start == "random"
     main(["prepare", "digits", "--out", str(tmp_path / "data"), "--set", "validation=0"])
     data = teachers.version.data.model_copy(update={"digest": Artifact.open(tmp_path / "data").digest})

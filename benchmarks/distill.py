@@ -8,12 +8,14 @@
 For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and a second ensemble
 in which two of the experts are trained by DDPM (the other six are the same). Students, all of an expert's architecture:
 
-    scratch     the default: a quarter of a monolith's batch, taught by the flow experts, from random weights
-    best        the same from the weights of the expert with the lowest error on all validation samples
+    default     as `atoll distill` does it, taught by the flow experts: from the best expert's weights
+    random      the same from random weights
     average     the same from the average of the experts' weights
-    samples     the same without data: on the ensemble's own trajectories, answered by its mixture
-    mixed       as scratch, taught by the ensemble of two objectives
-    data        no teachers: trained on the data for as many operations as `scratch` takes with its teachers
+    samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
+    mixed       as default, taught by the ensemble of two objectives
+    data        no teachers: trained on the data for as many operations as `default` takes with its teachers
+    fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
+    mixed-fast, data-fast   as mixed and data, at that rate
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -31,6 +33,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -48,18 +51,21 @@ from atoll.planning.monolith import order_on_everything, write_alone
 from atoll.router.card import read_router_card
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZES = {"demo": (demo_settings, 1000, 50), "tiny": (tiny_settings, 40, 4)}  # settings, samples per arm, steps
+SIZES = {"demo": (demo_settings, 4000, 50), "tiny": (tiny_settings, 40, 4)}  # settings, samples per arm, steps
 MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow"}
+FAST = ["--set", "training.learning_rate=0.012"]
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
-    "scratch": ("flow", []),
-    "best": ("flow", ["--start", "best"]),
+    "default": ("flow", []),
+    "random": ("flow", ["--start", "random"]),
     "average": ("flow", ["--start", "average"]),
     "samples": ("flow", ["--from-samples"]),
     "mixed": ("mixed", []),
+    "fast": ("flow", FAST),
+    "mixed-fast": ("mixed", FAST),
 }
-ALONE = "data"
+ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
-SHEET_STUDENTS = ("scratch", "best")
+SHEET_STUDENTS = ("default", "random", "data")
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
 
@@ -69,12 +75,15 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "top-2": "the same, top-2",
     "mixed top-1": "ensemble of 2 ddpm and 6 flow experts, top-1",
     "mixed top-2": "the same, top-2",
-    "student-scratch": "**student** of the flow experts",
-    "student-best": "`--start best`",
+    "student-default": "**student** of the flow experts",
+    "student-random": "`--start random`",
     "student-average": "`--start average`",
     "student-samples": "`--from-samples`",
-    "student-mixed": "student of the 2 ddpm and 6 flow experts",
+    "student-mixed": "**student** of the 2 ddpm and 6 flow experts",
     "student-data": "no teachers: data alone, same operations",
+    "student-fast": "**student** of the flow experts, four times the rate",
+    "student-mixed-fast": "**student** of the 2 ddpm and 6 flow experts, four times the rate",
+    "student-data-fast": "no teachers, four times the rate",
 }
 
 
@@ -87,7 +96,7 @@ def main() -> None:
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--size", choices=sorted(SIZES), default="demo")
     running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
-    drawing = verbs.add_parser("sheet", help="what the first seed painted, side by side")
+    drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
     drawing.add_argument("--out", type=Path, required=True)
     writing = verbs.add_parser("table", help="the table in Markdown")
@@ -132,34 +141,48 @@ def measure(work: Path, seed: int, size: str, *, compare: bool) -> dict[str, Any
         make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
-    students = {name: work / "students" / name for name in (*STUDENTS, ALONE)}
+    students = {name: work / "students" / name for name in (*STUDENTS, *ALONE)}
 
     def taught(name: str) -> None:
         whose, options = STUDENTS[name]
         more = ["--prompts", prompts] if "--from-samples" in options else []
         atoll("distill", runs[whose], "--out", students[name], "--seed", seed, "--device", "cpu", *options, *more)
 
-    painted = ["-n", count, "--steps", steps, *(part for scale in GUIDANCES for part in ("--guidance", scale))]
-    beside = [part for place in students.values() for part in ("--student", place)]
+    def painted(name: str, scale: int) -> None:
+        beside = [part for place in students.values() for part in ("--student", place)] if name == "flow" else []
+        how = ["-n", count, "--steps", steps, "--guidance", scale]
+        atoll("evaluate", runs[name], *how, *beside, "--out", results(work, name, scale))
+
     at_once([lambda name=name: taught(name) for name in STUDENTS])  # type: ignore[misc]
     told = {name: json.loads((students[name] / "distillation.json").read_text()) for name in STUDENTS}
-    data = train_alone(runs["flow"], students[ALONE], settings(seed), told["scratch"])
-    at_once(
-        [
-            lambda: atoll("evaluate", runs["flow"], *painted, *beside, "--out", work / "flow-results"),
-            lambda: atoll("evaluate", runs["mixed"], *painted, "--out", work / "mixed-results"),
-        ]
-    )
-    evaluations = {name: json.loads((work / f"{name}-results" / "evaluation.json").read_text()) for name in runs}
-    arms = arms_of(evaluations["flow"]) | {f"mixed {name}": arm for name, arm in arms_of(evaluations["mixed"]).items()}
+    operations = {name: each["operations"] for name, each in told.items()}
+
+    def alone(name: str, like: str) -> None:
+        operations[name] = train_alone(runs["flow"], name, students[name], settings(seed), told[like])
+
+    at_once([lambda each=each: alone(*each) for each in ALONE.items()])  # type: ignore[misc]
+    at_once([lambda each=each: painted(*each) for each in product(runs, GUIDANCES)])  # type: ignore[misc]
+    arms: dict[str, dict[str, Any]] = {}
+    for name, scale in product(runs, GUIDANCES):
+        evaluation = evaluated(work, name, scale)
+        arms |= {(arm if name == "flow" else f"{name} {arm}"): kept for arm, kept in arms_of(evaluation).items()}
     return {
         "seed": seed,
-        "floors": evaluations["flow"]["floors"],
-        "operations": {name: each["operations"] for name, each in told.items()} | {ALONE: data},
+        "floors": evaluated(work, "flow", GUIDANCES[0])["floors"],
+        "operations": operations,
         "started": {name: each["start"] for name, each in told.items()},
-        "per_step": per_step(runs["flow"], told["scratch"]),
+        "per_step": per_step(runs["flow"], told["default"]),
         "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in ROWS},
     }
+
+
+def results(work: Path, name: str, scale: int) -> Path:
+    return work / f"{name}-results-g{scale}"
+
+
+def evaluated(work: Path, name: str, scale: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((results(work, name, scale) / "evaluation.json").read_text())
+    return found
 
 
 def at_once(jobs: Sequence[Callable[[], object]]) -> None:
@@ -203,7 +226,7 @@ def prompts_of(run: Path) -> list[str]:
     return sorted({caption for some in captions for caption in some})
 
 
-def train_alone(run: Path, out: Path, settings: RunSettings, told: dict[str, Any]) -> dict[str, int]:
+def train_alone(run: Path, name: str, out: Path, settings: RunSettings, told: dict[str, Any]) -> dict[str, int]:
     """An expert on all of the data, without teachers, for the operations that a student takes with them."""
     plan = DistillPlan.model_validate(told["plan"])
     spent = told["operations"]
@@ -211,11 +234,11 @@ def train_alone(run: Path, out: Path, settings: RunSettings, told: dict[str, Any
     batch = plan.training.batch
     training = plan.training.over(round(plan.training.images * whole / batch) * batch)
     data, partition = Artifact.open(run / "data", "data"), Artifact.open(run / "partition", "partition")
-    order = order_on_everything(data, partition, settings.plan, "alone", "flow")
+    order = order_on_everything(data, partition, settings.plan, name, "flow")
     change = {"architecture": plan.network, "objective": plan.objective, "training": training}
     order = Order.model_validate(order.model_copy(update=change).model_dump())
-    write_alone(data, partition, run / "orders-alone", order)
-    atoll("train", run / "orders-alone" / "alone.json", "--out", out, "--device", "cpu", "--no-sheets")
+    write_alone(data, partition, run / f"orders-{name}", order)
+    atoll("train", run / f"orders-{name}" / f"{name}.json", "--out", out, "--device", "cpu", "--no-sheets")
     own = 3 * flops_forward(plan.network) * training.images
     return {"student": own, "teachers": 0, "monolith": spent["monolith"]}
 
@@ -243,15 +266,18 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         for row in ROWS
         if all(f"{row}-g1" in seed["arms"] for seed in seeds)
     }
-    scratch = [seed["operations"]["scratch"] for seed in seeds]
+    spent = [seed["operations"]["default"] for seed in seeds]
     return {
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
         "mixed student over flow student": {
-            scale: mean(distance(s, "student-mixed", scale) / distance(s, "student-scratch", scale) for s in seeds)
-            for scale in GUIDANCES
+            f"{mixed} over {flow}": {
+                scale: [distance(s, f"student-{mixed}", scale) / distance(s, f"student-{flow}", scale) for s in seeds]
+                for scale in GUIDANCES
+            }
+            for mixed, flow in (("mixed", "default"), ("mixed-fast", "fast"))
         },
-        "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in scratch),
+        "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
         "targets": {"student over ensemble": 1.1, "share": 1 / 3, "mixed over flow": 1.0},
     }
 
@@ -320,14 +346,13 @@ def draw_sheet(work: Path, out: Path) -> None:
 
     from atoll.evaluation.samples import read_samples
 
-    results = work / "flow-results"
-    arms = {arm["name"]: arm["folder"] for arm in json.loads((results / "evaluation.json").read_text())["arms"]}
+    arms = {arm["name"]: arm["folder"] for arm in evaluated(work, "flow", 1)["arms"]}
     names = {"monolith": "monolith", "top-1": "ensemble, top-1"}
     names |= {f"student-{name}": f"student, {name}" for name in SHEET_STUDENTS}
     scale, label, columns = 4, 110, 20
     sheet = Image.new("L", (label + columns * 8 * scale + 4, len(names) * (8 * scale + 4) + 4), 255)
     for row, (arm, title) in enumerate(names.items()):
-        images, _ = read_samples(Artifact.open(results / "samples" / arms[f"{arm}-g1"], "samples"))
+        images, _ = read_samples(Artifact.open(results(work, "flow", 1) / "samples" / arms[f"{arm}-g1"], "samples"))
         strip = torch.cat(list(images[:columns, 0]), dim=1).numpy()
         picture = Image.fromarray(255 - strip).resize((columns * 8 * scale, 8 * scale), Image.Resampling.NEAREST)
         top = 4 + row * (8 * scale + 4)

@@ -17,7 +17,7 @@ from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentSpace
 from atoll.distill.plan import DistillPlan, student_plan
-from atoll.distill.stage import Desk, Teachers, data_school, distill
+from atoll.distill.stage import Desk, Teachers, data_school, distill, settled
 from atoll.distill.start import CHOSEN
 from atoll.ensemble.changes import remove_expert
 from atoll.ensemble.status import stages
@@ -26,11 +26,12 @@ from atoll.islands.expert import ExpertCard, all_licences, load_expert, write_ex
 from atoll.model import load
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
-from atoll.process import Kind, LinearFlow
+from atoll.process import EDM, Kind, LinearFlow, Objective
 from atoll.training.execution import Execution
 from atoll.training.resources import Resources
 from killed import finish, start
 
+FLOW = "velocity on linear-flow"
 TINY = ["--device", "cpu", "--set", "training.images=512", "--set", "training.batch=32"]
 
 
@@ -154,19 +155,55 @@ def test_operations_are_counted(teachers: Teachers, tmp_path: Path) -> None:
     assert school.cost.share == pytest.approx(1 / 3, rel=0.05)
 
 
+def test_a_student_trains_as_an_expert_does(teachers: Teachers) -> None:
+    """With an expert's batch and rate, for a quarter of what eight of them see: twice as many steps as one takes."""
+    plan, expert = student_plan(teachers.orders), teachers.orders[0].training
+    assert (plan.training.batch, plan.training.learning_rate) == (expert.batch, expert.learning_rate)
+    assert plan.training.images == 2 * expert.images
+    assert plan.training.warmup_images == 2 * expert.warmup_images
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({}, "best"),
+        ({"start": "average"}, "average"),
+        ({"start": "random"}, "random"),
+        ({"objective": Objective(schedule=EDM(), kind=Kind.X0)}, "random"),
+        ({"states": "samples", "prompts": ("a handwritten one",)}, "random"),
+    ],
+)
+def test_it_begins_at_the_best_teacher_where_it_can(
+    changes: dict[str, object], begins: str, teachers: Teachers
+) -> None:
+    assert settled(tiny_plan(teachers, **changes), teachers).start == begins
+
+
+def test_nobody_is_the_best_of_another_depth_or_without_unseen_data(teachers: Teachers, tmp_path: Path) -> None:
+    network = replace(teachers.orders[0].architecture, depth=1)
+    assert settled(tiny_plan(teachers, network=network), teachers).start == "random"
+    main(["prepare", "digits", "--out", str(tmp_path / "data"), "--set", "validation=0"])
+    data = teachers.version.data.model_copy(update={"digest": Artifact.open(tmp_path / "data").digest})
+    version = teachers.version.model_copy(update={"data": data})
+    blind = replace(teachers, run=Store.at(tmp_path), version=version)
+    assert settled(tiny_plan(teachers), blind).start == "random"
+
+
 def test_the_best_teacher_is_the_one_with_the_lowest_error(teachers: Teachers, tmp_path: Path) -> None:
-    """Found again, by measuring every one of them on all validation samples, without the stage."""
-    plan = tiny_plan(teachers, start="best")
+    """Found again, by measuring every one of its kind on all validation samples, without the stage."""
+    plan = tiny_plan(teachers)
     artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
     assert artifact is not None
     school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
     validation = school.validation_of(plan, 10_000)
     assert validation is not None
     errors = {}
-    for member in teachers.version.serving:
+    flow = [member for member in teachers.version.serving if member.objective == FLOW]
+    for member in flow:
         expert = load_expert(place_of(teachers.run, member))
         errors[member.digest] = validation.measure(expert.network, expert.card, Execution())
     best = min(errors, key=lambda digest: errors[digest])
+    assert 1 < len(flow) < 8
     assert f"expert {best[:12]}" in (load_expert(artifact.store).card.origin or "")
 
 
@@ -178,7 +215,7 @@ def test_an_average_is_weighed_by_samples(teachers: Teachers, tmp_path: Path) ->
     artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
     assert artifact is not None
     sizes = json.loads((tmp_path_of(teachers) / "partition" / "sizes.json").read_text())["clusters"]
-    flow = [m for m in teachers.version.serving if m.objective == "velocity on linear-flow"]
+    flow = [m for m in teachers.version.serving if m.objective == FLOW]
     total = sum(sizes[m.cluster]["train"] for m in flow)
     student = load_expert(artifact.store).network.state_dict()
     experts = {m.cluster: load_expert(place_of(teachers.run, m)).network.state_dict() for m in flow}

@@ -31,8 +31,9 @@ def distill(
         str | None, typer.Option(help="What the student learns by: flow or ddpm, whatever its teachers did; or --set")
     ] = None,
     start: Annotated[
-        str, typer.Option(help="Begin at random weights, at the best expert's, or at the experts' average")
-    ] = "random",
+        str | None,
+        typer.Option(help="Begin at weights: best (an expert's), average (of all), random; default: best where it can"),
+    ] = None,
     from_samples: Annotated[
         bool, typer.Option("--from-samples", help="Learn on what the ensemble paints; no data is needed")
     ] = False,
@@ -55,9 +56,10 @@ def distill(
 
     For every training sample it learns the answer of the expert of that
     sample's own cluster, whatever that one was trained with; no router is
-    asked. By default it has the largest expert's architecture and sees a
-    quarter of what all experts saw: with the teachers' answers a third of a
-    monolith's operations.
+    asked. By default it has the largest expert's architecture, batch and
+    learning rate, begins at the weights of the expert with the lowest error on
+    all validation data, and sees a quarter of what all experts saw: with the
+    teachers' answers a third of a monolith's operations.
 
     The result is an expert without a cluster: sample, evaluate and export take
     its folder as they take a run. See docs/distill.md.
@@ -66,7 +68,7 @@ def distill(
 
       atoll distill runs/demo --out student
 
-      atoll distill runs/demo --out student --start best --set training.images=96000
+      atoll distill runs/demo --out student --start random --set training.images=96000
 
       atoll distill runs/demo --out student --objective ddpm --set network.depth=4
 
@@ -79,7 +81,7 @@ def distill(
     folder = Path(out)
     if "://" in out or folder.is_file():
         raise UserError(f"--out {out}: give a local folder")
-    if start not in STARTS:
+    if start is not None and start not in STARTS:
         raise UserError(f"--start {start}: use one of {', '.join(STARTS)}")
     place = clean_run(run)
     flags = {"start": start, "states": "samples" if from_samples else "data"} | asked_of_samples(

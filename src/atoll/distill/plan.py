@@ -16,7 +16,7 @@ from ..process import Objective
 from ..training.recipe import Training
 from ..training.seeds import seed_from
 
-QUARTER = 4  # DDM: a quarter of a monolith's batch; with the teachers' forward passes a third of its operations
+QUARTER = 4  # DDM: a quarter of a monolith's images; with the teachers' forward passes a third of its operations
 DEFAULT_OBJECTIVE = "flow"
 
 States = Literal["data", "samples"]
@@ -30,7 +30,9 @@ class DistillPlan(BaseModel):
     network: DiTConfig
     objective: Objective
     training: Training
-    start: StartFrom = Field("random", description="best: from the best teacher's weights; average: from their mean")
+    start: StartFrom | None = Field(
+        None, description="weights: random, the best teacher's, the teachers' average; none: best, where there is one"
+    )
     states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
     route: str | None = Field(None, description="with samples: which experts answer")
     steps: int = Field(32, ge=2, description="with samples: states of one trajectory")
@@ -41,18 +43,18 @@ class DistillPlan(BaseModel):
 
 
 def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed: int = 0) -> DistillPlan:
-    """A student of the experts that these orders asked for: the largest one's network, and as many steps.
+    """A student of the experts that these orders asked for: the largest one's network, batch and learning rate.
 
-    It sees a quarter of what they saw together, in batches of a quarter of a monolith's, by `objective` (flow, ddpm)
-    or as the first of them that is trained by flow.
+    It sees a quarter of what they saw together, by `objective` (flow, ddpm) or as the first of them that is trained by
+    flow. DDM has as many steps as an expert and a larger batch; the same images in more steps at the rate that suits
+    that batch teach more (docs/log.md).
     """
     if not orders:
         raise UserError("a student's size and budget follow from its teachers' orders, and they are not in the run")
     like = max(orders, key=lambda order: flops_forward(order.architecture))
-    batch = max(1, like.training.batch * len(orders) // QUARTER)
-    images = sum(order.training.images for order in orders) // QUARTER
+    batch, images = like.training.batch, sum(order.training.images for order in orders) // QUARTER
     training = like.training.over(max(batch, images // batch * batch))
-    training = training.model_copy(update={"batch": batch, "seed": seed_from(seed, "student")})
+    training = training.model_copy(update={"seed": seed_from(seed, "student")})
     return DistillPlan(network=like.architecture, objective=named_objective(objective, orders), training=training)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ..artifacts import Artifact, Store, UserError, canonical_json, only_one
+from ..data.index import Index
 from ..data.shards import ResidentSamples
 from ..data.text import text_encoder
 from ..ensemble.checks import Checks
@@ -42,8 +43,8 @@ from ..training.seeds import seed_from
 from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
 from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons
-from .plan import Cost, DistillPlan, cost_of, mean_forward
-from .start import MOST_MEASURED, Candidate, Start, able, average_start, best_start
+from .plan import Cost, DistillPlan, StartFrom, cost_of, mean_forward
+from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
 MADE_BY = "plan or other teachers"
 READ = ("condition", "classes", "vocabulary", "text_width", "text_length")  # of an architecture: what it is asked with
@@ -143,8 +144,7 @@ def distill(
     resources.check()
     teachers = Teachers.of(run)
     check_fits(plan, teachers)
-    if plan.states == "samples" and plan.route is None:  # the model's own may be another one tomorrow
-        plan = plan.model_copy(update={"route": teachers.version.route})
+    plan = settled(plan, teachers)
     parents = parents_of(plan, teachers)
     if (done := finished(out, parents, MADE_BY)) is not None:
         return done
@@ -227,6 +227,20 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
         raise UserError("--prompts: these experts read no text; leave it out")
     if version.text is not None and version.text.kind == "words":
         text_encoder(version.text).encode(plan.prompts)  # every word must be one that they know
+
+
+def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
+    """The plan with nothing left open, so that the student's record says what was done."""
+    route = teachers.version.route if plan.states == "samples" and plan.route is None else plan.route
+    return plan.model_copy(update={"route": route, "start": plan.start or usual_start(plan, teachers)})
+
+
+def usual_start(plan: DistillPlan, teachers: Teachers) -> StartFrom:
+    """The best teacher, if any has the student's architecture and process, and unseen data tells which one it is."""
+    if plan.states == "samples" or not alike(teachers.candidates(dict.fromkeys(teachers.experts, 1)), plan):
+        return "random"
+    data = open_reference(teachers.run, teachers.version.data, "data")
+    return "best" if len(Index.of(data).rows("validation")) > 0 else "random"
 
 
 def parents_of(plan: DistillPlan, teachers: Teachers) -> dict[str, str]:

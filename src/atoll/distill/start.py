@@ -69,15 +69,22 @@ def best_start(
     return Start(expert.network.state_dict(), expert.card, f"expert {expert.digest[:12]}, the best on all clusters")
 
 
+def alike(candidates: Sequence[Candidate], plan: DistillPlan) -> list[Candidate]:
+    """The teachers that have the student's architecture and its process."""
+    process = process_of(plan.objective)
+    same = [c for c in candidates if c.opened.card.architecture == plan.network]
+    return [c for c in same if (c.opened.card.schedule, c.opened.card.kind) == process]
+
+
 def able(candidates: Sequence[Candidate], plan: DistillPlan) -> list[Candidate]:
     """The teachers that a student can begin at: they have its architecture, and a process it can go on from.
 
-    An average is of one process. A velocity can be learned by weights of any other, too, through the bridge.
+    That is its own. Where no teacher has it, a velocity can be learned by the weights of any one, through the bridge.
     """
-    alike = [candidate for candidate in candidates if candidate.opened.card.architecture == plan.network]
-    bridged = plan.start == "best" and plan.objective.kind is Kind.VELOCITY
-    found = [c for c in alike if bridged or process_of(plan.objective) == (c.opened.card.schedule, c.opened.card.kind)]
-    needed = {"random": 0, "best": 1, "average": 2}[plan.start]
+    found = alike(candidates, plan)
+    if not found and plan.start == "best" and plan.objective.kind is Kind.VELOCITY:
+        found = [candidate for candidate in candidates if candidate.opened.card.architecture == plan.network]
+    needed = {"best": 1, "average": 2}.get(plan.start or "random", 0)
     if len(found) < needed:
         raise UserError(
             f"--start {plan.start}: {len(found)} of the experts have the student's architecture and an objective it "

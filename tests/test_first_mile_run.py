@@ -340,7 +340,9 @@ def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_400_photographs_become_a_model_that_follows_its_prompts(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [*ATOLL, "run", str(photos), "--out", str(run), "--size", "32", "--hours", "0.1"]
+    # sized for a machine of its own, so that it is the same work on a busy one
+    write_once(Store.at(run), size_run(str(photos), Asked(hours=0.15, size=32), TWO_CORES, compare=False))
+    command = [*ATOLL, "run", str(photos), "--out", str(run)]
     for moment in ("data/manifest.json", "islands/01/expert/state", "router/state"):
         process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
         while process.poll() is None and not (run / moment).exists():

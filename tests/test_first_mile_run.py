@@ -59,18 +59,19 @@ def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
 SLOW_CORES = replace(TWO_CORES, tflops=TWO_CORES.tflops / 5)
 
 
-@pytest.mark.parametrize("machine", [TWO_CORES, SLOW_CORES], ids=["two cores", "two slow ones"])
-@pytest.mark.parametrize("hours", [0.1, 0.15, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("machine", "hours", "clusters"),
+    [(TWO_CORES, 0.1, 5), (TWO_CORES, 0.05, 2), (SLOW_CORES, 0.2, 2), (SLOW_CORES, 0.5, 5)],
+)
 def test_the_hours_hold_admission_too_and_little_time_makes_fewer_experts(
-    photos: Path, machine: Machine, hours: float
+    photos: Path, machine: Machine, hours: float, clusters: int
 ) -> None:
     """Judging an expert takes as long as training it on 3,000 images: of seven it was longer than the nine minutes."""
     settings = size_run(str(photos), Asked(hours=hours, size=32), machine, compare=False)
     told = sum(stage.seconds for stage in forecast(settings, machine, compare=False))
-    assert 0.6 * 3600 * hours < told < 1.2 * 3600 * hours
-    enough = settings.plan.training.images >= FEW_IMAGES
-    assert settings.partition.clusters == (5 if machine is TWO_CORES or hours > 0.2 else 2)
-    assert enough or hours == 0.1
+    assert 0.6 * 3600 * hours < told < 1.1 * 3600 * hours
+    assert settings.partition.clusters == clusters
+    assert settings.plan.training.images >= FEW_IMAGES
 
 
 def test_as_many_paint_at_a_time_as_there_are_cores_batches_and_memory_for() -> None:
@@ -158,7 +159,10 @@ def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
         (Asked(size=1000), r"--hours 1: is over before .* give more than 56, or a smaller -k or --size"),
         (Asked(recipe="xl"), r"--hours 1 for latents of 56x8x8: xl does not fit into 8 GiB; the largest that does is"),
         (Asked(recipe=""), r"--recipe : not known; use one of laptop, tiny"),
-        (Asked(hours=0.03, clusters=20), r"--hours 0\.03: is over before .* 20 experts started and judged; give more than 0\."),
+        (
+            Asked(hours=0.03, clusters=20),
+            r"--hours 0\.03: is over before .* 20 experts started and judged; give more than 0\.",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             size_run(str(photos), asked, TWO_CORES, compare=False)
@@ -288,7 +292,7 @@ MISTAKES = {
     "run {planned}/data --out {photos}/moon": "is no run, it holds 0000.jpg; choose a new or an empty folder",
     "demo --out {photos}/moon": "is no run, it holds 0000.jpg; choose a new or an empty folder",
     "run {photos} --out {tmp}/r --device gpu": "--device gpu: cannot be used here",
-    "run {photos} --out {tmp}/r --seed 2147483648": "should be less than or equal to 2147483647",
+    "run {photos} --out {tmp}/r --seed 2147483648": "--seed 2147483648: use a number from 0 to 2147483647",
     "run {photos} --out {tmp}/r --size 100000": "should be less than or equal to 4096",
     "demo --out {tmp}/r --seed -1": "should be greater than or equal to 0",
     TWO % 0: "a second order 00",
@@ -336,7 +340,9 @@ def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_400_photographs_become_a_model_that_follows_its_prompts(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [*ATOLL, "run", str(photos), "--out", str(run), "--size", "32", "--hours", "0.1"]
+    # sized for a machine of its own, so that it is the same work on a busy one
+    write_once(Store.at(run), size_run(str(photos), Asked(hours=0.15, size=32), TWO_CORES, compare=False))
+    command = [*ATOLL, "run", str(photos), "--out", str(run)]
     for moment in ("data/manifest.json", "islands/01/expert/state", "router/state"):
         process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
         while process.poll() is None and not (run / moment).exists():

@@ -57,7 +57,7 @@ def run(
     ] = None,
     compare: Annotated[bool, typer.Option(help="Train a monolith on all of the data, too, and compare")] = False,
     until: Annotated[str, typer.Option(help=f"Stop after a stage: {', '.join(STAGES)}")] = STAGES[-1],
-    seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0, max=LARGEST_SEED)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; default: cuda if there is one")] = None,
 ) -> None:
     """From a folder of pictures to a model and its report, on this machine, with one command.
@@ -81,6 +81,7 @@ def run(
         raise UserError("--out: missing; say where the run goes, for example --out runs/photos")
     if until not in STAGES:
         raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
+    check_seed(seed or 0)
     place = place_for(out, source)
     if source is not None and "://" not in source and not is_digits(source):
         source = os.path.abspath(source)  # to go on from any folder
@@ -112,6 +113,11 @@ def run(
             if is_new:
                 place.path.rmdir()
         raise
+
+
+def check_seed(seed: int) -> None:
+    if seed > LARGEST_SEED:
+        raise UserError(f"--seed {seed}: use a number from 0 to {LARGEST_SEED}")
 
 
 def place_for(out: str, source: str | None = None) -> Store:

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import Store, UserError, differences, explain
 from ..data.prepare import PrepareConfig
-from ..ensemble.status import SETTINGS as NAME
+from ..ensemble.status import SETTINGS
 from ..partition.config import PartitionConfig
 from ..planning.recipes import PlanConfig
 
+NAME = SETTINGS
 HEAD = """\
 # What `atoll run` does here, decided once. The same file in another folder gives the same orders anywhere:
 # put it there and run `atoll run SOURCE --out FOLDER`.

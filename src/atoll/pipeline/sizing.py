@@ -29,6 +29,8 @@ MOST_CLUSTERS, IMAGES_PER_CLUSTER = 8, 80  # fewer clusters where an expert woul
 FEWEST_PER_CLUSTER = 20  # asked for by name; with fewer, some clusters have nothing to be judged by
 PREPARED_PER_S = {"cpu": 70.0, "cuda": 1500.0, "mps": 300.0}  # images, on a CPU per core (EfficientNet-Lite0, 64 px)
 START_SECONDS = 8.0  # of a process: importing torch, reading shards
+MEASURING_SECONDS = 10.0  # of an evaluation, beside its painting; with the report
+CORE_TFLOPS = 0.08  # of the core that such seconds were measured on
 SHARE = 0.8  # of the hours that are left beside prepare and admit, for the experts; the rest for router and evaluation
 FEW_IMAGES = 5_000  # to train the smallest recipe on: experts of fewer have been refused by `admit`
 JUDGED = 3000  # as long as training on so many images takes what `admit` measures and paints of one expert
@@ -191,7 +193,8 @@ def share_out(look: Look, asked: Asked, machine: Machine, clusters: int, *, comp
             raise UserError(f"{given}: {reason}, or choose a smaller --size") from error
 
     training = SHARE / (2 if compare else 1)
-    before = prepare_seconds(look, machine) + partition_seconds(look) + START_SECONDS * (3 + clusters)
+    before = prepare_seconds(look, machine) + partition_seconds(look, machine)
+    before += pace(machine) * START_SECONDS * (3 + clusters)
     left = 3600 * hours - before
     if left > 0:
         judging = clusters * JUDGED / job_in(training * left)[0].fit.images_per_s
@@ -237,12 +240,17 @@ def samples_to_paint(rate: float, seconds: float) -> int:
     return max(FEWEST, min(MOST, int(affordable) // 10 * 10))
 
 
+def pace(machine: Machine) -> float:
+    """How much longer a core takes here than where its seconds were measured; those beside a GPU are all alike."""
+    return CORE_TFLOPS / machine.tflops if machine.kind == "cpu" else 1.0
+
+
 def prepare_seconds(look: Look, machine: Machine) -> float:
-    return START_SECONDS + look.images / (PREPARED_PER_S[machine.kind] * machine.cores)
+    return pace(machine) * (START_SECONDS + look.images / (PREPARED_PER_S[machine.kind] * machine.cores))
 
 
-def partition_seconds(look: Look) -> float:
-    return 4.0 + look.images / 2000
+def partition_seconds(look: Look, machine: Machine) -> float:
+    return pace(machine) * (4.0 + look.images / 2000)
 
 
 def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[Stage]:
@@ -257,7 +265,7 @@ def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[
         )
     rate = fit.images_per_s
     rounds = -(-(clusters) // machine.cores)
-    islands = rounds * (plan.training.images / rate + START_SECONDS)
+    islands = rounds * (plan.training.images / rate + pace(machine) * START_SECONDS)
     islands += clusters * plan.training.images / rate if compare else 0
     million = account(architecture).parameters / 1e6
     painting = settings.comparison if compare else settings.evaluation
@@ -271,14 +279,14 @@ def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[
             f"{look.images:,} images to latents of {'x'.join(map(str, look.latent))}",
             prepare_seconds(look, machine),
         ),
-        Stage("partition", f"{clusters} clusters", partition_seconds(look)),
+        Stage("partition", f"{clusters} clusters", partition_seconds(look, machine)),
         Stage("plan", f"one order each, {plan.mix or 'one in four by DDPM, the rest by flow matching'}", 2.0),
         Stage("train", f"{what}, {machine.cores if machine.kind == 'cpu' else 1} at a time", islands),
         Stage("admit", "measured on images no expert has seen", clusters * JUDGED / rate),
-        Stage("router", "learns which expert to ask when", START_SECONDS / 2 + router),
+        Stage("router", "learns which expert to ask when", pace(machine) * START_SECONDS / 2 + router),
         Stage(
             "evaluate",
             f"{painting.count:,} samples for each of {len(painting.routes)} routes, and a report",
-            5.0 + arms,
+            pace(machine) * MEASURING_SECONDS + arms,
         ),
     ]

@@ -96,6 +96,7 @@ def carry_out(
         seed=seed,
         feature_scale=painting.feature_scale,
     )
+    show("measuring the real images", 0, None)
     evaluation = evaluate(
         run,
         what,
@@ -152,6 +153,7 @@ def admit_all(run: Store, islands: list[Island], show: Progress) -> None:
     A short training on a small cluster may well fail: that must not cost the run of all others.
     """
     refused: list[UserError] = []
+    show("admitting experts", 0, len(islands))  # judging the first one is none of the islands' time
     for done, island in enumerate(islands):
         try:
             admit(run, island.expert)

@@ -165,11 +165,12 @@ def free_memory_gib() -> float:
     return kib / 2**20
 
 
-def cpu_product_rate(cores: int, size: int = 256, lasting: float = 0.25) -> float:
+def cpu_product_rate(cores: int, size: int = 256, lasting: float = 0.08, rounds: int = 4) -> float:
     """Operations per second of one core at a matrix product that its cache holds, as those of small networks are.
 
-    Measured while all `cores` are at it, as islands side by side are: together each is slower than alone. It goes on
-    for some turns of the system's scheduler, so that what other programs take is taken off.
+    Measured while all `cores` are at it, as islands side by side are: together each is slower than alone. A round has
+    some turns of the system's scheduler, so that what other programs take for long is taken off; the best round counts,
+    so that what they take for a moment is not.
     """
 
     def mean(_core: int) -> float:
@@ -185,7 +186,7 @@ def cpu_product_rate(cores: int, size: int = 256, lasting: float = 0.25) -> floa
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(cores) as pool:
-            seconds = list(pool.map(mean, range(cores)))
+            seconds = min((list(pool.map(mean, range(cores))) for _ in range(rounds)), key=sum)
     finally:
         torch.set_num_threads(before)
     return 2 * size**3 * cores / sum(seconds)

@@ -65,7 +65,7 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
 }
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
-SHEET_STUDENTS = ("default", "random", "data")
+SHEET_STUDENTS = {"default": "student", "random": "student, from random", "data": "no teachers"}
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
 
@@ -348,8 +348,8 @@ def draw_sheet(work: Path, out: Path) -> None:
 
     arms = {arm["name"]: arm["folder"] for arm in evaluated(work, "flow", 1)["arms"]}
     names = {"monolith": "monolith", "top-1": "ensemble, top-1"}
-    names |= {f"student-{name}": f"student, {name}" for name in SHEET_STUDENTS}
-    scale, label, columns = 4, 110, 20
+    names |= {f"student-{name}": title for name, title in SHEET_STUDENTS.items()}
+    scale, label, columns = 4, 130, 20
     sheet = Image.new("L", (label + columns * 8 * scale + 4, len(names) * (8 * scale + 4) + 4), 255)
     for row, (arm, title) in enumerate(names.items()):
         images, _ = read_samples(Artifact.open(results(work, "flow", 1) / "samples" / arms[f"{arm}-g1"], "samples"))

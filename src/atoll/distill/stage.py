@@ -167,7 +167,8 @@ def distill(
         network = DiT(plan.network)
         if start is not None:
             network.load_state_dict(dict(start.weights))
-            log(Progress(0, plan.training.images, note=f"begins at the weights of {start.origin}"))
+        begins = "random weights" if start is None else f"the weights of {start.origin}"
+        log(Progress(0, plan.training.images, note=f"begins at {begins}"))
         learner = StudentLearner(network, card, plan.objective, school.lessons, school.validation)
         fitted = fit(
             learner,

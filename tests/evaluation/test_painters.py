@@ -1,4 +1,4 @@
-"""Images painted by workers of a Ray cluster are those of one process, though a worker is killed on the way."""
+"""Images painted by other processes are those of one process, though a worker is killed on the way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Artifact, Store, UserError
-from atoll.data.engine import Ray
+from atoll.data.engine import Local, Ray
 from atoll.evaluation.evaluate import EvaluationPlan, arms_for, evaluate
 from atoll.sampling import Sampling
 from runs import atoll
@@ -76,6 +76,16 @@ def test_workers_paint_the_same_images_though_one_is_killed(tiny_demo: Path, tmp
     assert Artifact.open(tmp_path / "ray/samples" / arm["folder"]).digest == arm["samples"]
     assert told[-1] == 90
     assert len(told) == 12, "each part once"
+
+
+@pytest.mark.slow
+def test_two_processes_of_this_machine_paint_the_same_images(tiny_demo: Path, tmp_path: Path) -> None:
+    """As `atoll run` paints where there are cores for it."""
+    alone, together = (
+        evaluate(Store.at(tiny_demo), PLAN, Store.at(tmp_path / str(workers)), engine=Local(workers))
+        for workers in (1, 2)
+    )
+    assert together == alone
 
 
 @pytest.mark.slow

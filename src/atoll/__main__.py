@@ -6,11 +6,10 @@ import sys
 def main() -> None:
     try:
         from .cli import main as command_line
-
-        command_line()
-    except KeyboardInterrupt:  # before any verb listens
+    except KeyboardInterrupt:
         sys.stderr.write("atoll: stopped (Ctrl-C): nothing was begun\n")
         sys.exit(130)
+    command_line()  # which answers for itself
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_lpips_is_torch_fidelitys(
     (tmp_path / "lpips").mkdir()
     torch.save(backbone.state_dict(), tmp_path / "lpips" / lpips.BACKBONE.rpartition("/")[2])
     torch.save(weighting, tmp_path / lpips.WEIGHTING.rpartition("/")[2])
-    ours = lpips.LPIPS("cpu")
+    ours = lpips.LPIPS("cpu", 32)
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images[3] = images[1]
     expected = network(images[[0, 1]], images[[2, 3]])
@@ -109,7 +109,20 @@ def test_lpips_is_torch_fidelitys(
 
     torch.save({"a": os.system}, tmp_path / lpips.WEIGHTING.rpartition("/")[2])  # something that runs when it is read
     with pytest.raises(UserError, match=r"--lpips: .* are not its weights"):
-        lpips.LPIPS("cpu")
+        lpips.LPIPS("cpu", 32)
+
+
+def test_lpips_sees_sixteen_pixels_and_refuses_fewer_before_it_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest = torch.zeros(1, 1, lpips.SMALLEST, lpips.SMALLEST)
+    for _ in lpips.DEPTHS[1:]:
+        smallest = nn.functional.max_pool2d(smallest, 2)
+    assert smallest.numel() == 1
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(lpips, "BACKBONE", "http://127.0.0.1:9/vgg16-0123abcd.pth")
+    with pytest.raises(UserError, match=r"^--lpips: these images have 8 pixels a side, it needs 16; leave it out$"):
+        lpips.LPIPS("cpu", 8)
 
 
 def test_lpips_weights_that_cannot_be_had_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from ..evaluation.report import write_report
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import read_expert_card
 from ..models.feature_extractors import extractor_id
-from ..models.lpips import weight_files
 from ..sampling import Sampling
 from ..training.execution import named_or_best
 from .bars import bars, console
@@ -101,8 +100,6 @@ def evaluate(
     threads = threads or (1 if engine == "ray" else torch.get_num_threads())
     for name in features:
         extractor_id(name)  # one that cannot be had is better known before anything is painted
-    if lpips:
-        weight_files()
     plan = EvaluationPlan(
         arms=arms,
         count=n,

@@ -129,9 +129,9 @@ def place_for(out: str, source: str | None = None) -> Store:
         raise UserError(f"--out {out}: is a file; name a folder for the run")
     if source is not None:
         check_apart(source, place)
-    others = [name for name in place.children() if not name.startswith(".")]
-    if others and not holds_run(place):
-        raise UserError(f"--out {out}: is no run, it holds {printable(others[0])}; choose a new or an empty folder")
+    there = [name for name in place.children() if not name.startswith(".")]
+    if there and not holds_run(place):
+        raise UserError(f"--out {out}: is no run, it holds {printable(there[0])}; choose a new or an empty folder")
     return place
 
 

@@ -132,7 +132,7 @@ def evaluate(
             "count": plan.count,
             "partition": partition,
         }
-        perceptual = LPIPS(where) if plan.lpips else None
+        perceptual = LPIPS(where, data.config["size"]) if plan.lpips else None
         real = RealData(data, plan.feature_scale, **how, perceptual=perceptual)
         kept = out.child("features").path
         others = [RealData(data, 1.0, **how, extractor=name, kept=kept) for name in plan.features]

@@ -24,13 +24,17 @@ BACKBONE = "https://download.pytorch.org/models/vgg16-397923af.pth"  # its name 
 WEIGHTING = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-vgg16-lpips.pth"
 DEPTHS = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))  # convolutions by their numbers in torchvision
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of pixels in [-1, 1]
+SMALLEST = 2 ** (len(DEPTHS) - 1)  # pixels a side, of which the last depth sees one
 AT_ONCE = 64  # pairs of images
 
 
 class LPIPS:
     """Distances of pairs of images uint8 [B, C, S, S]; `id` has the digest of both files of weights."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, side: int) -> None:
+        """For images of `side` pixels; too small ones are refused before anything is fetched."""
+        if side < SMALLEST:
+            raise UserError(f"{OPTION}: these images have {side} pixels a side, it needs {SMALLEST}; leave it out")
         files = weight_files()
         self.id = weights_id(files)
         try:

@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from atoll.data.stream import sample_order
+from atoll.distill.lessons import corrected, taught
 from atoll.models import fused
 from atoll.models.dit import NORM_EPS, DiT, DiTConfig, gated_add, join_heads, modulate, split_heads
 from atoll.models.router import Router
 from atoll.planning.recipes import OBJECTIVES
-from atoll.process import Condition, Corruption, LinearFlow, Objective, mix
+from atoll.process import Bridge, Condition, Corruption, Denoiser, LinearFlow, NetworkDenoiser, Objective, mix
 from atoll.process.objective import squared_error
 from atoll.process.schedule import scaled
 from atoll.training.average import WeightAverage
@@ -224,29 +225,59 @@ class Telling:
 
 
 @dataclass(frozen=True, eq=False)
+class Teachers:
+    """The experts of some clusters as one denoiser: rows [G B] are of the first one's cluster, then of the next one's."""
+
+    clusters: Tensor  # int64 [G], on the device
+    stack: Stack
+    denoiser: Denoiser
+
+    @staticmethod
+    def of(stack: Stack, clusters: Tensor, objective: Objective, time_scale: float, limit: float | None) -> Teachers:
+        """Experts by one objective, and the largest sigma/alpha they may be asked at."""
+
+        def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
+            given = {} if condition is None else condition.tensors()
+            rows = [value.unflatten(0, (stack.size, -1)) for value in (x, time, *given.values())]
+            return stack(rows[0], rows[1], dict(zip(given, rows[2:], strict=True))).flatten(0, 1)
+
+        own = NetworkDenoiser(network, objective.schedule, objective.kind, time_scale)
+        return Teachers(clusters, stack, Bridge(own, limit=limit))
+
+    def rows(self, value: Tensor) -> Tensor:
+        """Of a tensor [K, B, ...] those of these experts' clusters [G B, ...]."""
+        return value.index_select(0, self.clusters).flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
 class Distilling:
     """One student: at each sample the velocity that the teacher of the sample's own cluster gives there (no router).
 
-    Batches have as many samples [K, B] of every cluster, so that the teachers answer as one stack. A sample counts
-    `shares[k] K`, which makes the loss that of samples drawn from all data alike: sum_k share_k mean_B.
+    Batches have as many samples [K, B] of every cluster, so that teachers of one objective answer as one stack. A
+    sample counts `shares[k] K`, which makes the loss that of samples drawn from all data alike: sum_k share_k mean_B.
     """
 
-    teachers: Stack
+    teachers: Sequence[Teachers]
     shares: Tensor  # float32 [K], of each cluster in the data; sum 1
     objective: Objective
     time_scale: float
+    truth: float = 0.0  # share of the sample's own target in what is learned
 
     def loss(self, stack: Stack, x0: Tensor, eps: Tensor, u: Tensor, condition: Batch, rows: Tensor) -> Tensor:
         """[1, K B]."""
         t = self.objective.times(u.flatten()).view_as(u)
         now = self.objective.at(t.flatten()).to(dtype=torch.float32)
         x = now.noisy(x0.flatten(0, 1), eps.flatten(0, 1)).view_as(x0)
-        time = t * self.time_scale
+        wanted = torch.empty_like(x)
         with torch.no_grad():
-            wanted = self.teachers(x, time, condition)
+            for teachers in self.teachers:
+                given = Condition.of({name: teachers.rows(value) for name, value in condition.items()})
+                answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
+                wanted.index_copy_(0, teachers.clusters, answer.to(x.dtype).unflatten(0, (-1, x.shape[1])))
+        target = corrected(wanted.flatten(0, 1), now.target(x0.flatten(0, 1), eps.flatten(0, 1)), self.truth)
         given = {name: value.flatten(0, 1)[None] for name, value in condition.items()}
-        value = stack(x.flatten(0, 1)[None], time.flatten()[None], given)[0]
-        errors = squared_error(value, wanted.flatten(0, 1)).view_as(u)
+        value = stack(x.flatten(0, 1)[None], (t * self.time_scale).flatten()[None], given)[0]
+        errors = squared_error(value, target).view_as(u)
         return (errors * (self.shares * len(self.shares))[:, None]).flatten()[None]
 
 

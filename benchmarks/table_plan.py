@@ -96,6 +96,9 @@ class Model:
     start: str | None = None  # whose weights it begins from: a model, or of a student's teachers best or average
     blind: bool = False  # a router that is not told the prompt
     alone: bool = False  # a student's operations without its teachers
+    teachers: str = "flow8"  # a student's: a model or an ensemble
+    rate: float = 1.0  # times an expert's learning rate
+    truth: float = 0.0  # share of the sample's own target in what a student learns
 
     @property
     def count(self) -> int:
@@ -117,11 +120,19 @@ MODELS: Mapping[str, Model] = {
     "branched": Model(share=1.0 - BRANCH, start="start"),
     "noise2": Model(objectives=("ddpm",), most_detailed=NOISE_EXPERTS),
     "noise8": Model(objectives=("ddpm",)),
+    "v2": Model(objectives=("v",), most_detailed=NOISE_EXPERTS),
     "kinds": Model(objectives=("v", "x0", "edm"), most_detailed=NOISE_EXPERTS),
     "student": Model("teachers"),
     "student-best": Model("teachers", start="best"),
     "student-average": Model("teachers", start="average"),
     "alone": Model("everything", alone=True),
+    **{f"student-best-x{rate}": Model("teachers", start="best", rate=rate) for rate in (2, 4)},
+    **{f"alone-x{rate}": Model("everything", alone=True, rate=rate) for rate in (2, 4)},
+    "student-average-x2": Model("teachers", start="average", rate=2),
+    "student-half-x2": Model("teachers", start="best", rate=2, truth=0.5),
+    "student-mixed-x2": Model("teachers", start="best", rate=2, teachers="mixed"),
+    "student-v-x2": Model("teachers", start="best", rate=2, teachers="mixed-v"),
+    "student-mixed-half-x2": Model("teachers", start="best", rate=2, teachers="mixed", truth=0.5),
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -144,6 +155,7 @@ class Ensemble:
 
 ENSEMBLES: Mapping[str, Ensemble] = {
     "mixed": Ensemble("noise2", "ddpm", NOISE_EXPERTS),
+    "mixed-v": Ensemble("v2", "v", NOISE_EXPERTS),
     **{f"{n}ddpm:{CLUSTERS - n}flow": Ensemble("noise8", "ddpm", n) for n in (1, 2, 4)},
     "8ddpm": Ensemble("noise8", "ddpm", CLUSTERS),
     **{f"2{kind}:6flow": Ensemble("kinds", kind, NOISE_EXPERTS) for kind in MODELS["kinds"].objectives},
@@ -155,7 +167,7 @@ def needed(model: str) -> list[str]:
     """Models that must be there first, in order, with `model` itself if that is one."""
     if model in ENSEMBLES:
         return [ENSEMBLES[model].base, ENSEMBLES[model].other]
-    before = ["flow8"] if MODELS[model].learns == "teachers" else []
+    before = needed(MODELS[model].teachers) if MODELS[model].learns == "teachers" else []
     start = MODELS[model].start
     return [*before, *([start] if start in MODELS else []), model]
 
@@ -289,6 +301,17 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "best": ("student-best",),
             "average": ("student-average",),
         }.items()
+    } | {
+        # two and four times an expert's rate for twice its batch: twice is `atoll distill`'s own rate over batch
+        name: [Arm("S", student, guidance=g, router=None) for student in students for g in (1.0, guidances[-1])]
+        for name, students in {
+            "rate": ("student-best-x2", "student-best-x4"),
+            "rate-alone": ("alone-x2", "alone-x4"),
+            "truth": ("student-half-x2",),
+            "v": ("student-v-x2",),
+            "mixed": ("student-mixed-x2", "student-mixed-half-x2"),
+            "average-x2": ("student-average-x2",),
+        }.items()
     }
 
 
@@ -356,19 +379,20 @@ def recipe_of(model: Model, scale: Scale) -> Training:
     """
     whole = scale.batch * CLUSTERS
     if model.student:
-        return student_recipe(scale, 0 if model.alone else CLUSTERS)
+        return student_recipe(scale, 0 if model.alone else CLUSTERS, model.rate)
     batch = whole if model.learns == "everything" else whole // model.count
     return recipe(scale, share=model.share, batch=batch)
 
 
-def student_recipe(scale: Scale, teachers: int) -> Training:
+def student_recipe(scale: Scale, teachers: int, rate: float = 1.0) -> Training:
     """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
 
     A sample with a teacher costs 4 forwards of one network, one without costs 3. With no teachers the batch is a third
     of the monolith's: equal operations, equal steps.
     """
     whole = STUDENT_SHARE * scale.batch * CLUSTERS
-    return recipe(scale, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
+    found = recipe(scale, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
+    return found.model_copy(update={"learning_rate": rate * found.learning_rate})
 
 
 def router_recipe(scale: Scale, expert: DiTConfig) -> Training:

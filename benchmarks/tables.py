@@ -60,7 +60,7 @@ from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
 from photograph_set import VALIDATION_EVERY, read_set
-from stacked import Denoising, Distilling, Pool, Stack, Telling, Trained, train_stack
+from stacked import Denoising, Distilling, Pool, Stack, Teachers, Telling, Trained, train_stack
 from table_plan import (
     CLUSTERS,
     CURVE,
@@ -217,20 +217,37 @@ def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
 
 
 def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesson:
-    states, expert, rows = store.weights("flow8", seed), world.expert(), world.cluster_rows()
-    precision = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    teachers = Stack([filled(DiT(expert), s) for s in states], device=world.device, precision=precision)
-    teachers.requires_grad_(False)
+    seats = seats_of(world, store, Arm("S", model.teachers), seed)
+    expert, rows = world.expert(), world.cluster_rows()
     sizes = torch.tensor([float(len(own)) for own in rows])
     shares = sizes / sizes.sum()
-    student = DiT(expert)
+    student, alike = DiT(expert), [seat for seat in seats if seat.objective == "flow"]
     if model.start == "best":
-        student = filled(student, min(states, key=lambda state: error_on_everything(world, state)))
+        student = filled(student, min((seat.state for seat in alike), key=lambda s: error_on_everything(world, s)))
     elif model.start == "average":
-        mean = {key: sum(w * s[key] for w, s in zip(shares, states, strict=True)) for key in states[0]}
-        student = filled(student, mean)
-    task = Distilling(teachers, shares.to(world.device), OBJECTIVES["flow"], expert.time_scale)
-    return Lesson(task, [student], rows, recipe_of(model, world.scale), beside=[teachers])
+        own = shares[[seat.cluster for seat in alike]]
+        weighed = list(zip(own / own.sum(), alike, strict=True))
+        student = filled(student, {key: sum(w * s.state[key] for w, s in weighed) for key in alike[0].state})
+    teachers = teachers_of(world, seats)
+    task = Distilling(teachers, shares.to(world.device), OBJECTIVES["flow"], expert.time_scale, model.truth)
+    beside = [each.stack for each in teachers]
+    return Lesson(task, [student], rows, recipe_of(model, world.scale), beside=beside)
+
+
+def teachers_of(world: World, seats: Sequence[Seat]) -> list[Teachers]:
+    """In groups that answer at once: of one objective, and asked up to the same limit."""
+    expert = world.expert()
+    precision = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    groups: dict[tuple[str, float | None], list[Seat]] = {}
+    for seat in seats:
+        groups.setdefault((seat.objective, limit_of(world, seat)), []).append(seat)
+    found = []
+    for (objective, limit), group in groups.items():
+        stack = Stack([filled(DiT(expert), s.state) for s in group], device=world.device, precision=precision)
+        stack.requires_grad_(False)
+        clusters = torch.tensor([seat.cluster for seat in group], device=world.device)
+        found.append(Teachers.of(stack, clusters, OBJECTIVES[objective], expert.time_scale, limit))
+    return found
 
 
 def filled(network: DiT, state: dict[str, Any]) -> DiT:
@@ -330,9 +347,12 @@ def trained_model(world: World, store: Store, name: str, seed: int) -> None:
         watch=watch,
     )
     store.keep(name, seed, trained, chosen.training, time.monotonic() - began)
+    kept = store.record["models"][f"{name}-s{seed}"]
     if MODELS[name].learns == "clusters":
-        store.record["models"][f"{name}-s{seed}"]["accuracy"] = accuracy(world, store, name, seed)
-        store.save()
+        kept["accuracy"] = accuracy(world, store, name, seed)
+    elif MODELS[name].learns != "experts" and not MODELS[name].size:
+        kept["yardstick"] = error_on_everything(world, store.weights(name, seed)[0])
+    store.save()
     print(f"{name}-s{seed}: {trained.images_per_s:,.0f} images/s, {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -378,20 +398,30 @@ class Seat:
     size: str = ""
 
 
-def expert_denoiser(world: World, seat: Seat, fusion: str) -> Denoiser:
+def card_of(world: World, seat: Seat) -> ExpertCard:
     architecture, chosen = world.expert(seat.size), OBJECTIVES[seat.objective]
-    network = placed(world, DiT(architecture), seat.state)
-    card = ExpertCard(
+    return ExpertCard(
         architecture=architecture, schedule=chosen.schedule, kind=chosen.kind, latent=world.space, images=0
     )
+
+
+def limit_of(world: World, seat: Seat) -> float | None:
+    """Where the bridge stops asking this expert: measured for one that predicts noise, as at the end of a training."""
+    card = card_of(world, seat)
     if seat.objective != "ddpm":
-        return bridged(network, card, LinearFlow())
-    if fusion == "paper":
-        return PaperFusion(NetworkDenoiser(network, chosen.schedule, chosen.kind, architecture.time_scale))
-    execution = Execution(device=str(world.device))
-    limit = validation_of(world, seat.cluster).best_limit(network, card, execution)
+        return card.bridge_limit
+    network = placed(world, DiT(card.architecture), seat.state)
+    limit = validation_of(world, seat.cluster).best_limit(network, card, Execution(device=str(world.device)))
     print(f"  noise expert of cluster {seat.cluster}: asked at sigma/alpha <= {limit:g}")
-    return bridged(network, card.model_copy(update={"bridge_limit": limit}), LinearFlow())
+    return limit
+
+
+def expert_denoiser(world: World, seat: Seat, fusion: str) -> Denoiser:
+    card = card_of(world, seat)
+    network = placed(world, DiT(card.architecture), seat.state)
+    if fusion == "paper" and seat.objective == "ddpm":
+        return PaperFusion(NetworkDenoiser(network, card.schedule, card.kind, card.architecture.time_scale))
+    return bridged(network, card.model_copy(update={"bridge_limit": limit_of(world, seat)}), LinearFlow())
 
 
 def validation_of(world: World, cluster: int) -> Validation:

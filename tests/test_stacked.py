@@ -16,14 +16,14 @@ from atoll.islands.validation import Validation
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
 from atoll.planning.recipes import OBJECTIVES
-from atoll.process import Condition
+from atoll.process import Bridge, Condition, NetworkDenoiser
 from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.result import load_network
 from tiny_orders import CLASSES, NETWORK, TRAINING, tiny_order
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from stacked import Denoising, Distilling, Pool, Stack, Telling, train_stack
+from stacked import Denoising, Distilling, Pool, Stack, Teachers, Telling, train_stack
 
 CPU = torch.device("cpu")
 POOLED = DiTConfig(latent=(2, 8, 8), patch=2, width=64, depth=2, heads=2, condition="pooled", text_width=12)
@@ -127,28 +127,41 @@ def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
     assert last < 0.4 < first, "far below ln 3 over all times, t near 1 included"
 
 
-def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster() -> None:
-    """Against teachers asked one by one; clusters of unequal size count as if samples were drawn from all data."""
-    teachers = [stirred(DiT(POOLED), seed) for seed in range(2)]
-    student, flow, shares = stirred(DiT(POOLED), 9), OBJECTIVES["flow"], torch.tensor([0.75, 0.25])
+@pytest.mark.parametrize("truth", [0.0, 0.25])
+def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster(truth: float) -> None:
+    """Against teachers asked one by one, each through its bridge; clusters of unequal size count as if samples were
+    drawn from all data. The teachers of two objectives answer in two groups, and not in the order of clusters.
+    """
+    objectives, limit = [OBJECTIVES["flow"], OBJECTIVES["ddpm"], OBJECTIVES["flow"]], 5.0
+    teachers = [stirred(DiT(POOLED), seed) for seed in range(3)]
+    student, flow, shares = stirred(DiT(POOLED), 9), OBJECTIVES["flow"], torch.tensor([0.5, 0.3, 0.2])
     numbers = torch.Generator().manual_seed(1)
-    x0, eps = torch.randn(2, 2, 3, *POOLED.latent, generator=numbers).unbind(0)
-    u = torch.rand(2, 3, generator=numbers, dtype=torch.float64)
-    given = {"pooled": torch.randn(2, 3, 12, generator=numbers), "dropped": torch.tensor([[True, False, False]] * 2)}
-    asked = Stack(teachers, device=CPU, precision=torch.float32).requires_grad_(False)
-    task = Distilling(asked, shares, flow, POOLED.time_scale)
+    x0, eps = torch.randn(2, 3, 4, *POOLED.latent, generator=numbers).unbind(0)
+    u = torch.rand(3, 4, generator=numbers, dtype=torch.float64)
+    given = {"pooled": torch.randn(3, 4, 12, generator=numbers), "dropped": torch.tensor([[True, *[False] * 3]] * 3)}
+    stacks = [
+        Stack([teachers[k] for k in some], device=CPU, precision=torch.float32).requires_grad_(False)
+        for some in ([2, 0], [1])
+    ]
+    groups = [
+        Teachers.of(stack, torch.tensor(some), OBJECTIVES[name], POOLED.time_scale, limit)
+        for stack, some, name in zip(stacks, ([2, 0], [1]), ("flow", "ddpm"), strict=True)
+    ]
+    task = Distilling(groups, shares, flow, POOLED.time_scale, truth)
     stack = Stack([student], device=CPU, precision=torch.float32)
-    losses = task.loss(stack, x0, eps, u, given, torch.zeros(2, 3, dtype=torch.int64))
+    losses = task.loss(stack, x0, eps, u, given, torch.zeros(3, 4, dtype=torch.int64))
     expected = 0.0
-    for k, teacher in enumerate(teachers):
+    for k, (teacher, objective) in enumerate(zip(teachers, objectives, strict=True)):
         t, condition = flow.times(u[k]), Condition(**{name: value[k] for name, value in given.items()})
         x = flow.noisy(x0[k], eps[k], t)
-        answers = [network(x, t * POOLED.time_scale, condition) for network in (student, teacher)]
-        expected += shares[k] * torch.nn.functional.mse_loss(*answers)
-    assert losses.shape == (1, 6)
+        own = NetworkDenoiser(teacher, objective.schedule, objective.kind, POOLED.time_scale)
+        target = (1 - truth) * Bridge(own, limit=limit)(x, t, condition).value + truth * (eps[k] - x0[k])
+        answer = student(x, t * POOLED.time_scale, condition)
+        expected += shares[k] * torch.nn.functional.mse_loss(answer, target)
+    assert losses.shape == (1, 12)
     torch.testing.assert_close(losses.mean(), expected)
     losses.mean().backward()
-    assert asked.weights.grad is None
+    assert all(stack.weights.grad is None for stack in stacks)
     assert stack.weights.grad is not None
 
 

@@ -34,6 +34,9 @@ def distill(
         str | None,
         typer.Option(help="Begin at weights: best (an expert's), average (of all), random; default: best where it can"),
     ] = None,
+    truth: Annotated[
+        float | None, typer.Option(help="Share of the sample's own target beside the expert's answer, 0 to 1 [0]")
+    ] = None,
     from_samples: Annotated[
         bool, typer.Option("--from-samples", help="Learn on what the ensemble paints; no data is needed")
     ] = False,
@@ -84,7 +87,7 @@ def distill(
     if start is not None and start not in STARTS:
         raise UserError(f"--start {start}: use one of {', '.join(STARTS)}")
     place = clean_run(run)
-    flags = {"start": start, "states": "samples" if from_samples else "data"} | asked_of_samples(
+    flags = {"start": start, "truth": truth, "states": "samples" if from_samples else "data"} | asked_of_samples(
         from_samples, prompts, route
     )
     how = [text.removeprefix(HOW) for text in overrides if text.startswith(HOW)]

@@ -72,11 +72,21 @@ def taught(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor, condit
     return convert(answer, objective.kind, objective.schedule, x, t).value
 
 
+def corrected(answer: Tensor, truth: Tensor, share: float) -> Tensor:
+    """A teacher's answer with a share of the sample's own target in it: (1 - share) answer + share truth.
+
+    A teacher is wrong in the same way at every sample, the sample's own target only by chance: its mean is right. So a
+    student with a share s of it has (1 - s)^2 of its teachers' squared error, and s^2 of the noise of learning from data.
+    """
+    return torch.lerp(answer.to(truth.dtype), truth, share) if share else answer
+
+
 @dataclass
 class DataLessons:
     """States are noisy training samples, and the expert of a sample's own cluster answers; no router is asked.
 
-    `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too.
+    `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too. The
+    target has a share `truth` of the sample's own.
     """
 
     objective: Objective
@@ -85,6 +95,7 @@ class DataLessons:
     experts: OwnExperts
     latent: tuple[int, ...]
     device: torch.device
+    truth: float = 0.0
     resident: ResidentSamples | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -101,10 +112,12 @@ class DataLessons:
         condition = condition.drop((numbers.dropout < self.training.condition_dropout).to(self.device))
         t = self.objective.times(numbers.u)
         at = self.objective.at(t).to(dtype=torch.float32)
-        x = at.to(self.device).noisy(x0, numbers.eps.to(self.device))
+        here, eps = at.to(self.device), numbers.eps.to(self.device)
+        x = here.noisy(x0, eps)
         teacher = self.experts.about(self.clustered.clusters[rows].to(self.device))
         with self._lock, torch.no_grad():  # batches are drawn by several threads, experts are asked by one
-            target = taught(teacher, self.objective, x, widen(t, self.device), condition)
+            answer = taught(teacher, self.objective, x, widen(t, self.device), condition)
+        target = corrected(answer, here.target(x0, eps), self.truth)
         return {"x": x, "t": t, "target": target, "weight": at.weight, **condition.tensors()}
 
 

@@ -33,13 +33,17 @@ class DistillPlan(BaseModel):
     start: StartFrom | None = Field(
         None, description="weights: random, the best teacher's, the teachers' average; none: best, where there is one"
     )
+    truth: float = Field(
+        0.0, ge=0, le=1, description="share of the sample's own target in a teacher's answer; not DDM's"
+    )
     states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
     route: str | None = Field(None, description="with samples: which experts answer")
     steps: int = Field(32, ge=2, description="with samples: states of one trajectory")
     prompts: tuple[str, ...] = Field((), description="with samples: what is asked for")
 
     def digest(self) -> str:
-        return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+        later = set() if self.truth else {"truth"}  # plans had no such field once, and students are known by digests
+        return sha256_bytes(canonical_json(self.model_dump(mode="json", exclude=later)))
 
 
 def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed: int = 0) -> DistillPlan:

@@ -220,6 +220,8 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
         except UserError as error:
             raise UserError(f"{error}; --from-samples needs no data") from error
         return
+    if plan.truth:
+        raise UserError(f"--truth {plan.truth:g}: with --from-samples there is no data to take it from; leave it out")
     if plan.start == "best":
         raise UserError("--start best: is measured on data; with --from-samples use average, or leave it out")
     if version.text is not None and not plan.prompts:
@@ -295,7 +297,8 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     sizes = dict(enumerate(counts.tolist()))
     placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
     experts = OwnExperts(placed.engine(desk.precision).denoisers)
-    lessons = DataLessons(plan.objective, plan.training, clustered, experts, tuple(version.latent.shape), desk.device)
+    latent = tuple(version.latent.shape)
+    lessons = DataLessons(plan.objective, plan.training, clustered, experts, latent, desk.device, plan.truth)
     per_image = mean_forward({k: e.card.architecture for k, e in teachers.experts.items()}, sizes)
     cost = cost_of(plan, per_image, teachers.orders)
     school = School(

@@ -133,6 +133,10 @@ MODELS: Mapping[str, Model] = {
     "student-mixed-x2": Model("teachers", start="best", rate=2, teachers="mixed"),
     "student-v-x2": Model("teachers", start="best", rate=2, teachers="mixed-v"),
     "student-mixed-half-x2": Model("teachers", start="best", rate=2, teachers="mixed", truth=0.5),
+    **{f"monolith-x{rate}": Model("everything", rate=rate) for rate in (4, 8)},
+    **{f"flow8-x{rate}": Model(rate=rate) for rate in (2, 4)},
+    "student-of-x4": Model("teachers", start="best", rate=4, teachers="flow8-x4"),
+    "student-half-of-x4": Model("teachers", start="best", rate=4, teachers="flow8-x4", truth=0.5),
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -311,11 +315,33 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "v": ("student-v-x2",),
             "mixed": ("student-mixed-x2", "student-mixed-half-x2"),
             "average-x2": ("student-average-x2",),
+            "of-x4": ("student-of-x4", "student-half-of-x4"),
         }.items()
     }
 
 
-TABLES = {"A": table_a, "B": table_b, "C": table_c, "D": table_d, "E": table_e, "F": table_f, "S": table_s}
+def table_r(scale: Scale) -> dict[str, list[Arm]]:
+    """Other learning rates. Added after table S showed that the tables' own is too low for large batches."""
+    guidances = (1.0, scale.guidances[-1])
+    return {
+        name: [Arm("R", name, route, g, router=router) for g in guidances]
+        for name, route, router in (
+            *((f"monolith-x{rate}", None, None) for rate in (4, 8)),
+            *((f"flow8-x{rate}", "top-1", "router") for rate in (4, 2)),
+        )
+    }
+
+
+TABLES = {
+    "A": table_a,
+    "B": table_b,
+    "C": table_c,
+    "D": table_d,
+    "E": table_e,
+    "F": table_f,
+    "S": table_s,
+    "R": table_r,
+}
 
 
 def schedule(
@@ -379,20 +405,24 @@ def recipe_of(model: Model, scale: Scale) -> Training:
     """
     whole = scale.batch * CLUSTERS
     if model.student:
-        return student_recipe(scale, 0 if model.alone else CLUSTERS, model.rate)
+        return at_rate(student_recipe(scale, 0 if model.alone else CLUSTERS), model.rate)
     batch = whole if model.learns == "everything" else whole // model.count
-    return recipe(scale, share=model.share, batch=batch)
+    return at_rate(recipe(scale, share=model.share, batch=batch), model.rate)
 
 
-def student_recipe(scale: Scale, teachers: int, rate: float = 1.0) -> Training:
+def at_rate(training: Training, times: float) -> Training:
+    """The same at so many times the learning rate."""
+    return training.model_copy(update={"learning_rate": times * training.learning_rate})
+
+
+def student_recipe(scale: Scale, teachers: int) -> Training:
     """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
 
     A sample with a teacher costs 4 forwards of one network, one without costs 3. With no teachers the batch is a third
     of the monolith's: equal operations, equal steps.
     """
     whole = STUDENT_SHARE * scale.batch * CLUSTERS
-    found = recipe(scale, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
-    return found.model_copy(update={"learning_rate": rate * found.learning_rate})
+    return recipe(scale, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
 
 
 def router_recipe(scale: Scale, expert: DiTConfig) -> Training:

@@ -223,7 +223,8 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
     shares = sizes / sizes.sum()
     student, alike = DiT(expert), [seat for seat in seats if seat.objective == "flow"]
     if model.start == "best":
-        student = filled(student, min((seat.state for seat in alike), key=lambda s: error_on_everything(world, s)))
+        every = world.validation_rows
+        student = filled(student, min(alike, key=lambda seat: error_on(world, seat, every)).state)
     elif model.start == "average":
         own = shares[[seat.cluster for seat in alike]]
         weighed = list(zip(own / own.sum(), alike, strict=True))
@@ -255,11 +256,21 @@ def filled(network: DiT, state: dict[str, Any]) -> DiT:
     return network
 
 
+def own_error(world: World, name: str, seats: Sequence[Seat]) -> float:
+    """The yardstick over unseen images, each of them asked of its own cluster's expert, or of the only network."""
+    if MODELS[name].learns != "experts":
+        return error_on(world, seats[0], world.validation_rows)
+    clusters = world.partitions[MODELS[name].partition][world.validation_rows]
+    rows = [(seat, world.validation_rows[clusters == seat.cluster]) for seat in seats]
+    errors = [(error_on(world, seat, own), len(own)) for seat, own in rows if len(own)]
+    return sum(error * count for error, count in errors) / sum(count for _, count in errors)
+
+
 @torch.no_grad()
-def error_on_everything(world: World, state: dict[str, Tensor]) -> float:
-    """The yardstick of one expert over validation images of all clusters."""
-    denoiser = expert_denoiser(world, Seat(state, "flow", 0), "bridge")
-    rows = world.validation_rows[:: max(1, len(world.validation_rows) // 2000)].to(world.device)
+def error_on(world: World, seat: Seat, rows: Tensor) -> float:
+    """The yardstick of one expert over these images, at most some 2,000 of them."""
+    denoiser = expert_denoiser(world, seat, "bridge")
+    rows = rows[:: max(1, len(rows) // 2000)].to(world.device)
     x0 = world.pool.latents[rows].float()
     eps = torch.randn(x0.shape, generator=generator(0, "validation")).to(world.device)
     times = fixed_times(TIMES).repeat(-(-len(rows) // TIMES))[: len(rows)].to(world.device)
@@ -350,8 +361,8 @@ def trained_model(world: World, store: Store, name: str, seed: int) -> None:
     kept = store.record["models"][f"{name}-s{seed}"]
     if MODELS[name].learns == "clusters":
         kept["accuracy"] = accuracy(world, store, name, seed)
-    elif MODELS[name].learns != "experts" and not MODELS[name].size:
-        kept["yardstick"] = error_on_everything(world, store.weights(name, seed)[0])
+    else:
+        kept["yardstick"] = own_error(world, name, seats_of(world, store, Arm("", name), seed))
     store.save()
     print(f"{name}-s{seed}: {trained.images_per_s:,.0f} images/s, {time.monotonic() - began:.0f} s", flush=True)
 

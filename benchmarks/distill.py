@@ -5,17 +5,20 @@
     python benchmarks/distill.py table benchmarks/results/distill-digits.json --into docs/distill.md
     python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
 
-For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and a second ensemble
-in which two of the experts are trained by DDPM (the other six are the same). Students, all of an expert's architecture:
+For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and two ensembles in
+which two of the experts are trained by another objective, DDPM or v (the other six are the same). Students, all of an
+expert's architecture:
 
     default     as `atoll distill` does it, taught by the flow experts: from the best expert's weights
     random      the same from random weights
     average     the same from the average of the experts' weights
     samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
-    mixed       as default, taught by the ensemble of two objectives
+    mixed, v    as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
+    half        as default, with half of the sample's own target in what is learned
+    mixed-half, v-half   the same of the other two ensembles
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
     fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
-    mixed-fast, data-fast   as mixed and data, at that rate
+    mixed-fast, ...   as mixed and so on, at that rate
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -52,17 +55,28 @@ from atoll.router.card import read_router_card
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"demo": (demo_settings, 4000, 50), "tiny": (tiny_settings, 40, 4)}  # settings, samples per arm, steps
-MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow"}
+MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow", "v": "2v:6flow"}
 FAST = ["--set", "training.learning_rate=0.012"]
+HALF = ["--truth", "0.5"]
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     "default": ("flow", []),
     "random": ("flow", ["--start", "random"]),
     "average": ("flow", ["--start", "average"]),
     "samples": ("flow", ["--from-samples"]),
     "mixed": ("mixed", []),
+    "v": ("v", []),
+    "half": ("flow", HALF),
+    "mixed-half": ("mixed", HALF),
+    "v-half": ("v", HALF),
     "fast": ("flow", FAST),
     "mixed-fast": ("mixed", FAST),
+    "v-fast": ("v", FAST),
+    "half-fast": ("flow", HALF + FAST),
+    "mixed-half-fast": ("mixed", HALF + FAST),
+    "v-half-fast": ("v", HALF + FAST),
 }
+HOWS = ("", "-half", "-fast", "-half-fast")
+OTHERS = ("mixed", "v")  # students of teachers of two objectives, each beside that of flow teachers
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
 SHEET_STUDENTS = {"default": "student", "random": "student, from random", "data": "no teachers"}
@@ -73,17 +87,27 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "monolith": "monolith",
     "top-1": "ensemble of 8 flow experts, top-1",
     "top-2": "the same, top-2",
-    "mixed top-1": "ensemble of 2 ddpm and 6 flow experts, top-1",
+    "mixed top-1": "2 ddpm and 6 flow experts, top-1",
     "mixed top-2": "the same, top-2",
+    "v top-1": "2 v and 6 flow experts, top-1",
+    "v top-2": "the same, top-2",
     "student-default": "**student** of the flow experts",
     "student-random": "`--start random`",
     "student-average": "`--start average`",
     "student-samples": "`--from-samples`",
-    "student-mixed": "**student** of the 2 ddpm and 6 flow experts",
+    "student-mixed": "of 2 ddpm and 6 flow experts",
+    "student-v": "of 2 v and 6 flow experts",
     "student-data": "no teachers: data alone, same operations",
-    "student-fast": "**student** of the flow experts, four times the rate",
-    "student-mixed-fast": "**student** of the 2 ddpm and 6 flow experts, four times the rate",
+    "student-half": "**student**, `--truth 0.5`",
+    "student-mixed-half": "of 2 ddpm and 6 flow experts",
+    "student-v-half": "of 2 v and 6 flow experts",
+    "student-fast": "**student**, four times the rate",
+    "student-mixed-fast": "of 2 ddpm and 6 flow experts",
+    "student-v-fast": "of 2 v and 6 flow experts",
     "student-data-fast": "no teachers, four times the rate",
+    "student-half-fast": "**student**, `--truth 0.5`, four times the rate",
+    "student-mixed-half-fast": "of 2 ddpm and 6 flow experts",
+    "student-v-half-fast": "of 2 v and 6 flow experts",
 }
 
 
@@ -270,15 +294,15 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
-        "mixed student over flow student": {
-            f"{mixed} over {flow}": {
-                scale: [distance(s, f"student-{mixed}", scale) / distance(s, f"student-{flow}", scale) for s in seeds]
+        "student of two objectives over that of flow": {
+            f"{name} over {flow}": {
+                scale: [distance(s, f"student-{name}", scale) / distance(s, f"student-{flow}", scale) for s in seeds]
                 for scale in GUIDANCES
             }
-            for mixed, flow in (("mixed", "default"), ("mixed-fast", "fast"))
+            for name, flow in [(f"{other}{how}", how[1:] or "default") for other in OTHERS for how in HOWS]
         },
         "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
-        "targets": {"student over ensemble": 1.1, "share": 1 / 3, "mixed over flow": 1.0},
+        "targets": {"student over ensemble": 1.1, "share": 1 / 3, "two objectives over flow": 1.0},
     }
 
 

@@ -226,7 +226,7 @@ class Telling:
 
 @dataclass(frozen=True, eq=False)
 class Teachers:
-    """The experts of some clusters as one denoiser: rows [G B] are of the first one's cluster, then of the next one's."""
+    """The experts of some clusters as one denoiser: rows [G B] are of the first one's, then of the next one's."""
 
     clusters: Tensor  # int64 [G], on the device
     stack: Stack

@@ -27,8 +27,7 @@ CURVE = (0.125, 0.25, 0.5)  # of the training, where quality is measured on the 
 RESAMPLES = 20
 FUSIONS = ("bridge", "paper")
 
-OBJECTIVES: Mapping[str, Objective] = recipes.OBJECTIVES | {  # those of `atoll plan`, and three for table F
-    "v": Objective(schedule=CosineVP(), kind=Kind.V),
+OBJECTIVES: Mapping[str, Objective] = recipes.OBJECTIVES | {  # those of `atoll plan`, and two for table F
     "x0": Objective(schedule=CosineVP(), kind=Kind.X0, weighting=MinSNR()),
     "edm": Objective(schedule=EDM(), kind=Kind.X0, weighting=MinSNR()),
 }

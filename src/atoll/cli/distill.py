@@ -28,7 +28,8 @@ def distill(
     run: Annotated[str, typer.Argument(help="The run whose experts are the teachers")],
     out: Annotated[str, typer.Option(help="Folder for the student; work in progress lies in its state/")],
     objective: Annotated[
-        str | None, typer.Option(help="What the student learns by: flow or ddpm, whatever its teachers did; or --set")
+        str | None,
+        typer.Option(help="What the student learns by: flow, ddpm or v, whatever its teachers did; or --set"),
     ] = None,
     start: Annotated[
         str | None,

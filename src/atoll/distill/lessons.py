@@ -76,7 +76,7 @@ def corrected(answer: Tensor, truth: Tensor, share: float) -> Tensor:
     """A teacher's answer with a share of the sample's own target in it: (1 - share) answer + share truth.
 
     A teacher is wrong in the same way at every sample, the sample's own target only by chance: its mean is right. So a
-    student with a share s of it has (1 - s)^2 of its teachers' squared error, and s^2 of the noise of learning from data.
+    share s leaves (1 - s)^2 of the teachers' squared error to the student, and s^2 of the noise of learning from data.
     """
     return torch.lerp(answer.to(truth.dtype), truth, share) if share else answer
 

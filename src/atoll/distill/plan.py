@@ -49,8 +49,8 @@ class DistillPlan(BaseModel):
 def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed: int = 0) -> DistillPlan:
     """A student of the experts that these orders asked for: the largest one's network, batch and learning rate.
 
-    It sees a quarter of what they saw together, by `objective` (flow, ddpm) or as the first of them that is trained by
-    flow. DDM has as many steps as an expert and a larger batch; the same images in more steps at the rate that suits
+    It sees a quarter of what they saw together, by `objective` (flow, ddpm, v) or as the first of them that
+    is trained by flow. DDM has as many steps as an expert and a larger batch; the same images in more steps at the rate that suits
     that batch teach more (docs/log.md).
     """
     if not orders:
@@ -65,7 +65,7 @@ def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed:
 def named_objective(name: str | None, orders: Sequence[Order]) -> Objective:
     """An objective by its name, with the times and weights that an order of the run gives it, if one does."""
     if name is not None and name not in OBJECTIVES:
-        raise UserError(f"--objective {name}: not known; use {' or '.join(sorted(OBJECTIVES))}")
+        raise UserError(f"--objective {name}: not known; use {', '.join(sorted(OBJECTIVES))}")
     usual = OBJECTIVES[name or DEFAULT_OBJECTIVE]
     alike = (o.objective for o in orders if (o.objective.schedule, o.objective.kind) == (usual.schedule, usual.kind))
     return next(alike, usual)

@@ -15,10 +15,12 @@ from ..models.dit import DiTConfig
 from ..process import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Uniform
 from ..training.recipe import Training
 
-# HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure
+# HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure.
+# v is the same schedule for networks too small to predict noise well: two of eight cost nothing (docs/science.md)
 OBJECTIVES: Mapping[str, Objective] = {
     "ddpm": Objective(schedule=CosineVP(), kind=Kind.EPSILON, density=Uniform()),
     "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal()),
+    "v": Objective(schedule=CosineVP(), kind=Kind.V, density=Uniform()),
 }
 MEANINGS = {held.name: held.metadata["help"] for held in fields(DiTConfig)}
 

@@ -87,6 +87,8 @@ def distill(
         raise UserError(f"--out {out}: give a local folder")
     if start is not None and start not in STARTS:
         raise UserError(f"--start {start}: use one of {', '.join(STARTS)}")
+    if truth is not None and not 0 <= truth <= 1:
+        raise UserError(f"--truth {truth:g}: is a share; give a number from 0 (the experts' answers) to 1 (the data)")
     place = clean_run(run)
     flags = {"start": start, "truth": truth, "states": "samples" if from_samples else "data"} | asked_of_samples(
         from_samples, prompts, route

@@ -49,8 +49,8 @@ class DistillPlan(BaseModel):
 def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed: int = 0) -> DistillPlan:
     """A student of the experts that these orders asked for: the largest one's network, batch and learning rate.
 
-    It sees a quarter of what they saw together, by `objective` (flow, ddpm, v) or as the first of them that
-    is trained by flow. DDM has as many steps as an expert and a larger batch; the same images in more steps at the rate that suits
+    It sees a quarter of what they saw together, by `objective` (flow, ddpm, v) or as the first of them that is trained
+    by flow. DDM has as many steps as an expert and a larger batch; the same images in more steps at the rate that suits
     that batch teach more (docs/log.md).
     """
     if not orders:

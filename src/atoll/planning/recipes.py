@@ -45,8 +45,13 @@ class PlanConfig(BaseModel):
     mix: str | None = Field(default=None, description="such as 2ddpm:6flow; none: one in four by ddpm")
     network: Network
     training: Training
-    objectives: dict[str, Objective] = dict(OBJECTIVES)
+    objectives: dict[str, Objective] = {name: OBJECTIVES[name] for name in ("ddpm", "flow")}
     acceptance: Acceptance = Acceptance()
+
+    @property
+    def known(self) -> dict[str, Objective]:
+        """Every objective a mix may name, this plan's own before those that all plans know."""
+        return {**OBJECTIVES, **self.objectives}
 
 
 USUAL_LATENT = (4, 32, 32)  # of 256 px through most autoencoders
@@ -66,7 +71,10 @@ def digits() -> PlanConfig:
             ema_images=3_200,
             seed=0,
         ),
-        objectives={**OBJECTIVES, "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=Uniform())},
+        objectives={
+            "ddpm": OBJECTIVES["ddpm"],
+            "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=Uniform()),
+        },
     )
 
 

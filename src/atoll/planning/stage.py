@@ -149,13 +149,13 @@ def choose(wanted: Wanted, islands: Sequence[Island], too_small: Collection[str]
     """One choice per cluster: the recipe's, or what the cluster's island can do."""
     config, partition = wanted.usual, wanted.partition
     clusters = int(partition.config["clusters"])
-    mix = read_mix(config.mix, config.objectives, clusters)
+    mix = read_mix(config.mix, config.known, clusters)
     detail = [detail_of(partition, k) for k in range(clusters)]
     if not islands:
         return [Choice(objective, config) for objective in mix.deal(detail)]
     for island in islands:
-        if island.objective is not None and island.objective not in config.objectives:
-            known = ", ".join(sorted(config.objectives))
+        if island.objective is not None and island.objective not in config.known:
+            known = ", ".join(sorted(config.known))
             raise UserError(f"--islands {island.name}: unknown objective {island.objective!r}; use {known}")
     matched = match(islands, wanted.counts, mix, too_small)
     chosen = mix.deal(detail, {k: i.objective for k, i in matched.items() if i.objective is not None})
@@ -188,7 +188,7 @@ def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str
         text=None if data.config["text"] is None else TextSpace.model_validate(data.config["text"]),
         shards=shard_refs(partition, f"clusters/{cluster:02d}/"),
         architecture=architecture(data.config, config.network),
-        objective=config.objectives[objective],
+        objective=config.known[objective],
         training=config.training.model_copy(update={"seed": seed_from(config.training.seed, "order", cluster)}),
         acceptance=config.acceptance,
         licence=data.manifest.licence,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +28,7 @@ TITLES = {
     "E": "other partitions: random, by label, and 4 or 16 clusters by features; equal images in all",
     "F": "other mixes, beside eight flow experts",
     "S": "one dense network out of eight",
+    "R": "other learning rates",
 }
 
 
@@ -69,6 +71,7 @@ def report(record: dict[str, Any], source: str) -> str:
         own = [a for a in own if a["prompts"] == "train" and a["after"] == 1.0 and "frechet" in a]
         if own:
             lines += ["", f"## Table {table}: {TITLES[table]}", "", *table_lines(table, own, arms)]
+    lines += rate_lines(arms)
     lines += best_lines(arms)
     lines += curve_lines(arms)
     lines += text_lines(arms)
@@ -141,6 +144,49 @@ def table_lines(table: str, own: list[dict[str, Any]], arms: dict[str, Any]) -> 
             f"{first['flops']['training'] / 1e15:.2f} | {more}{first['flops']['sampling'] / 1e9:.1f} |"
         )
     return lines
+
+
+def rate_lines(arms: dict[str, Any]) -> list[str]:
+    """Distances of everything whose rate was varied, over the best monolith's and the best ensemble's of a seed."""
+    families = {"monolith": ("monolith", None), "ensemble": ("flow8", "top-1")}
+    usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["after"] == 1.0]
+    usable = [a for a in usable if a["fusion"] == "bridge" and a["router"] != "blind" and not a["model"].endswith(FEW)]
+    found: dict[str, list[dict[str, Any]]] = {}  # by the model without its rate
+    for arm in usable:
+        found.setdefault(re.sub(r"-x\d+$", "", arm["model"]), []).append(arm)
+    lines = []
+    for seed, guidance in sorted({(a["seed"], a["guidance"]) for a in usable if a["table"] == "R"}):
+        here = {m: [a for a in own if (a["seed"], a["guidance"]) == (seed, guidance)] for m, own in found.items()}
+        best = {
+            family: min((a for a in here.get(model, []) if a["route"] == route), key=lambda a: a["frechet"])
+            for family, (model, route) in families.items()
+        }
+        for model, own in here.items():
+            varied = {a["model"] for a in own} != {model} or model.endswith("-of-x4")
+            for arm in own if varied else ():
+                if arm["route"] not in (None, "top-1"):
+                    continue
+                cells = []
+                for rival in best.values():
+                    value, low, high = ratio(arm, rival)
+                    cells.append("1" if arm is rival else f"{value:.3f} [{low:.3f}, {high:.3f}]")
+                lines.append(
+                    f"| {arm['model']} | {guidance:g} | {seed} | {arm['frechet']:.1f} | {' | '.join(cells)} | "
+                    f"{arm['agreement']:.1%} |"
+                )
+    if not lines:
+        return []
+    head = [
+        "",
+        "## Beside the best rate of each",
+        "",
+        f"The rate is {Scale().learning_rate:g} where nothing is said; x4 is four times that, of-x4 is of experts trained "
+        "at that. Ratios are to the best monolith and to the best ensemble of all rates.",
+        "",
+        "| model | guidance | seed | FD | over the best monolith | over the best ensemble | agreement |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return head + lines
 
 
 def best_lines(arms: dict[str, Any]) -> list[str]:

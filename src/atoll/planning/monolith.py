@@ -1,7 +1,8 @@
 """The order for a monolith: one expert on all of the data, for comparison.
 
-DDM's protocol: the same architecture and number of steps as an expert, K times its batch, so that the monolith
-sees as many images as all experts together.
+DDM's protocol: the same architecture, number of steps and learning rate as an expert, K times its batch, so that the
+monolith sees as many images as all experts together. So large a batch takes a higher rate, and where an expert's is too
+low the monolith's is further off: compare at several rates (docs/science.md).
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
         "",
         "## Beside the best rate of each",
         "",
-        f"The rate is {Scale().learning_rate:g} where nothing is said; x4 is four times that, of-x4 is of experts trained "
-        "at that. Ratios are to the best monolith and to the best ensemble of all rates.",
+        f"The rate is {Scale().learning_rate:g} where nothing is said; x4 is four times that, of-x4 is of experts at "
+        "that. Ratios are to the best monolith and to the best ensemble of all rates.",
         "",
         "| model | guidance | seed | FD | over the best monolith | over the best ensemble | agreement |",
         "|---|---|---|---|---|---|---|",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from atoll.artifacts import Store
+from atoll.data.stream import sample_order
 from atoll.distill.lessons import TRAJECTORIES, DataLessons, OwnExperts, Questions, SampledLessons, taught
 from atoll.distill.plan import DistillPlan, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school
@@ -36,6 +37,7 @@ from atoll.process import (
 from atoll.training.machines import GIB
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources
+from atoll.training.seeds import batch_numbers
 from gaussian_world import WORLD, name, relative_error
 from tiny_experts import engine, plain, question, write_experts
 
@@ -172,6 +174,30 @@ def test_lessons_of_a_real_run_are_its_experts_own_answers(tiny_demo: Path) -> N
             answer = Bridge(expert, onto=objective.schedule)(whole["x"][rows], whole["t"][rows], condition[rows])
         truth = convert(answer, objective.kind, objective.schedule, whole["x"][rows], whole["t"][rows]).value
         assert (whole["target"][rows] - truth).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
+def test_a_share_of_the_truth_is_of_the_samples_own_target(schedule: Schedule, kind: Kind, tiny_demo: Path) -> None:
+    """At a share of 1 nothing but what training on the data learns, at 0 the experts alone, between them the mean."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    objective = Objective(schedule=schedule, kind=kind)
+    drawn = {}
+    for share in (0.0, 0.25, 1.0):
+        told = plan.model_copy(update={"truth": share, "objective": objective})
+        school = data_school(teachers, told, Desk.at(Resources("cpu"), tiny_demo / "nowhere"))
+        drawn[share] = school.lessons.draw(0, 48, slice(0, 48))
+    assert all(torch.equal(drawn[share][key], drawn[0.0][key]) for share in drawn for key in ("x", "t", "weight"))
+    lessons = school.lessons
+    assert isinstance(lessons, DataLessons)
+    numbers = batch_numbers(plan.training.seed, 0, 48, lessons.latent, slice(0, 48))
+    rows = lessons.clustered.rows("train")
+    rows = rows[sample_order(len(rows), plan.training.seed, 0, 48)]
+    x0 = lessons.clustered.shards.latents(rows)
+    own = objective.target(x0, numbers.eps, drawn[1.0]["t"]).value
+    torch.testing.assert_close(drawn[1.0]["target"], own)
+    assert not torch.allclose(drawn[0.0]["target"], own)
+    mean = 0.75 * drawn[0.0]["target"] + 0.25 * own
+    torch.testing.assert_close(drawn[0.25]["target"], mean)
 
 
 def asked_clusters(lessons: DataLessons, images: int, batch: int) -> torch.Tensor:

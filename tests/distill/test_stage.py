@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.artifacts import Artifact, Store
+from atoll.artifacts import Artifact, Store, canonical_json, sha256_bytes
 from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
@@ -161,6 +161,14 @@ def test_a_student_trains_as_an_expert_does(teachers: Teachers) -> None:
     assert (plan.training.batch, plan.training.learning_rate) == (expert.batch, expert.learning_rate)
     assert plan.training.images == 2 * expert.images
     assert plan.training.warmup_images == 2 * expert.warmup_images
+
+
+def test_students_from_before_the_truth_are_found_again(teachers: Teachers) -> None:
+    """A plan without a share of it has the digest that it had when plans could not say so."""
+    plan = student_plan(teachers.orders)
+    before = {key: value for key, value in plan.model_dump(mode="json").items() if key != "truth"}
+    assert plan.digest() == sha256_bytes(canonical_json(before))
+    assert plan.model_copy(update={"truth": 0.5}).digest() != plan.digest()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from atoll.islands.order import read_order
 from atoll.models.dit import DiT
 from atoll.planning import plan, recipe
 from atoll.planning.mix import read_mix
-from atoll.planning.recipes import OBJECTIVES
+from atoll.planning.recipes import OBJECTIVES, digits
 from atoll.process import Kind
 
 
@@ -85,6 +85,16 @@ def test_what_islands_insist_on_counts() -> None:
 def test_a_bad_mix_is_one_line(mix: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         read_mix(mix, OBJECTIVES, 4)
+
+
+def test_experts_may_predict_v(run: Path) -> None:
+    """On the cosine schedule; what a plan that does not name it writes down is as ever."""
+    usual = digits()
+    plan(run / "data", run / "partition", run / "orders", usual.model_copy(update={"mix": "2v:6flow"}))
+    found = [order.objective for order in orders_of(run)]
+    assert [objective.kind for objective in found].count(Kind.V) == 2
+    assert {objective.schedule.name for objective in found if objective.kind is Kind.V} == {"cosine-vp"}
+    assert "v" not in usual.model_dump()["objectives"]
 
 
 def test_data_and_partition_must_belong_together(run: Path, tmp_path: Path) -> None:

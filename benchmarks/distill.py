@@ -15,7 +15,8 @@ expert's architecture:
     samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
     mixed, v    as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
     half        as default, with half of the sample's own target in what is learned
-    mixed-half, v-half   the same of the other two ensembles
+    mixed-half, mixed-random, ...   half and random of the other two ensembles: the best expert may be one of the two
+                that predict something else, so only students from random weights differ in nothing but their teachers
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
     fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
     mixed-fast, ...   as mixed and so on, at that rate
@@ -58,9 +59,10 @@ SIZES = {"demo": (demo_settings, 4000, 50), "tiny": (tiny_settings, 40, 4)}  # s
 MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow", "v": "2v:6flow"}
 FAST = ["--set", "training.learning_rate=0.012"]
 HALF = ["--truth", "0.5"]
+RANDOM = ["--start", "random"]
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     "default": ("flow", []),
-    "random": ("flow", ["--start", "random"]),
+    "random": ("flow", RANDOM),
     "average": ("flow", ["--start", "average"]),
     "samples": ("flow", ["--from-samples"]),
     "mixed": ("mixed", []),
@@ -68,15 +70,27 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     "half": ("flow", HALF),
     "mixed-half": ("mixed", HALF),
     "v-half": ("v", HALF),
+    "mixed-random": ("mixed", RANDOM),
+    "v-random": ("v", RANDOM),
     "fast": ("flow", FAST),
     "mixed-fast": ("mixed", FAST),
     "v-fast": ("v", FAST),
     "half-fast": ("flow", HALF + FAST),
     "mixed-half-fast": ("mixed", HALF + FAST),
     "v-half-fast": ("v", HALF + FAST),
+    "random-fast": ("flow", RANDOM + FAST),
+    "mixed-random-fast": ("mixed", RANDOM + FAST),
+    "v-random-fast": ("v", RANDOM + FAST),
 }
-HOWS = ("", "-half", "-fast", "-half-fast")
-OTHERS = ("mixed", "v")  # students of teachers of two objectives, each beside that of flow teachers
+HOWS = {  # students of teachers of two objectives are named by these, each beside that of flow teachers
+    "-random": "`--start random`",
+    "-random-fast": "`--start random`, four times the rate",
+    "": "the default: from the best flow expert there is",
+    "-fast": "the same, four times the rate",
+    "-half": "`--truth 0.5`",
+    "-half-fast": "`--truth 0.5`, four times the rate",
+}
+OTHERS = {"mixed": "2 ddpm, 6 flow", "v": "2 v, 6 flow"}
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
 SHEET_STUDENTS = {"default": "student", "random": "student, from random", "data": "no teachers"}
@@ -95,20 +109,14 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "student-random": "`--start random`",
     "student-average": "`--start average`",
     "student-samples": "`--from-samples`",
-    "student-mixed": "of 2 ddpm and 6 flow experts",
-    "student-v": "of 2 v and 6 flow experts",
+    "student-half": "`--truth 0.5`",
     "student-data": "no teachers: data alone, same operations",
-    "student-half": "**student**, `--truth 0.5`",
-    "student-mixed-half": "of 2 ddpm and 6 flow experts",
-    "student-v-half": "of 2 v and 6 flow experts",
     "student-fast": "**student**, four times the rate",
-    "student-mixed-fast": "of 2 ddpm and 6 flow experts",
-    "student-v-fast": "of 2 v and 6 flow experts",
-    "student-data-fast": "no teachers, four times the rate",
-    "student-half-fast": "**student**, `--truth 0.5`, four times the rate",
-    "student-mixed-half-fast": "of 2 ddpm and 6 flow experts",
-    "student-v-half-fast": "of 2 v and 6 flow experts",
+    "student-random-fast": "`--start random`",
+    "student-half-fast": "`--truth 0.5`",
+    "student-data-fast": "no teachers",
 }
+BESIDE = tuple(f"student-{other}{how}" for other in OTHERS for how in HOWS)  # rows of the second table
 
 
 def main() -> None:
@@ -196,7 +204,7 @@ def measure(work: Path, seed: int, size: str, *, compare: bool) -> dict[str, Any
         "operations": operations,
         "started": {name: each["start"] for name, each in told.items()},
         "per_step": per_step(runs["flow"], told["default"]),
-        "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in ROWS},
+        "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in (*ROWS, *BESIDE)},
     }
 
 
@@ -295,15 +303,19 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
         "student of two objectives over that of flow": {
-            f"{name} over {flow}": {
-                scale: [distance(s, f"student-{name}", scale) / distance(s, f"student-{flow}", scale) for s in seeds]
-                for scale in GUIDANCES
-            }
-            for name, flow in [(f"{other}{how}", how[1:] or "default") for other in OTHERS for how in HOWS]
+            f"{other}{how}": {scale: over_flow(seeds, other, how, scale) for scale in GUIDANCES}
+            for other in OTHERS
+            for how in HOWS
         },
         "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
         "targets": {"student over ensemble": 1.1, "share": 1 / 3, "two objectives over flow": 1.0},
     }
+
+
+def over_flow(seeds: list[dict[str, Any]], other: str, how: str, scale: int) -> list[float]:
+    """By seed: the distance of a student of two objectives over that of the same student of flow teachers."""
+    flow = f"student-{how[1:] or 'default'}"
+    return [distance(seed, f"student-{other}{how}", scale) / distance(seed, flow, scale) for seed in seeds]
 
 
 def distance(seed: dict[str, Any], row: str, scale: int) -> float:
@@ -317,7 +329,7 @@ def write_table(place: Path, page: Path | None) -> None:
     made = (
         f"`{record['command']}`, seeds {seeds}, commit {record['commit'][:7]}, {record['machine']['cores']} CPU cores."
     )
-    text = "\n".join([*table(record), "", made])
+    text = "\n".join([*table(record), "", *objectives_table(record), "", made])
     if page is None:
         print(text)
         return
@@ -345,6 +357,20 @@ def table(record: dict[str, Any]) -> list[str]:
             cells.append(f"{' / '.join(f'{value:.1f}' for value in values)} (± {half:.1f})")
             cells.append(f"{mean(ratios):.2f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
         lines.append(f"| {name} | {' | '.join(cells)} | {training_cost(seeds[0], row)} | {step_cost(seeds[0], row)} |")
+    return lines
+
+
+def objectives_table(record: dict[str, Any]) -> list[str]:
+    """Students of teachers of two objectives over those of flow teachers: the mean and each seed's."""
+    head = [f"{name}, guidance {scale}" for name in OTHERS.values() for scale in GUIDANCES]
+    lines = [f"| student of two objectives over that of flow | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
+    for how, name in HOWS.items():
+        cells = []
+        for other in OTHERS:
+            for scale in GUIDANCES:
+                ratios = over_flow(record["seeds"], other, how, scale)
+                cells.append(f"{mean(ratios):.3f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 

@@ -34,7 +34,9 @@ def plan(
     out: Annotated[
         str | None, typer.Option(help="Where the orders go (default: `orders` beside the data; later orders-2, ...)")
     ] = None,
-    mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow, or one per cluster: ddpm,flow,...")] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="Objectives (flow, ddpm, v): 2ddpm:6flow, or one per cluster: ddpm,flow,...")
+    ] = None,
     islands: Annotated[
         Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")
     ] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,9 +41,12 @@ class DistillPlan(BaseModel):
     steps: int = Field(32, ge=2, description="with samples: states of one trajectory")
     prompts: tuple[str, ...] = Field((), description="with samples: what is asked for")
 
+    def identity(self) -> dict[str, Any]:
+        """What a student is known by. Plans had no `truth` once: one without it is what it was."""
+        return self.model_dump(mode="json", exclude=set() if self.truth else {"truth"})
+
     def digest(self) -> str:
-        later = set() if self.truth else {"truth"}  # plans had no such field once, and students are known by digests
-        return sha256_bytes(canonical_json(self.model_dump(mode="json", exclude=later)))
+        return sha256_bytes(canonical_json(self.identity()))
 
 
 def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed: int = 0) -> DistillPlan:

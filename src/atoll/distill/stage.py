@@ -175,7 +175,7 @@ def distill(
             plan.training,
             choice.execution,
             state,
-            identity=plan.model_dump(mode="json") | {"parents": parents},
+            identity=plan.identity() | {"parents": parents},
             whose="student",
             checkpoint_seconds=checkpoint_seconds,
             watch=log,

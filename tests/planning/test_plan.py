@@ -60,7 +60,9 @@ def test_the_first_named_objective_goes_where_the_detail_is() -> None:
     assert dealt("1flow:3ddpm", detail) == ["ddpm", "flow", "ddpm", "ddpm"]
     assert dealt("flow,flow,ddpm,flow", detail) == ["flow", "flow", "ddpm", "flow"]
     assert Counter(dealt(None, [0.0] * 8)) == {"ddpm": 2, "flow": 6}
-    assert dealt(None, [0.0]) == ["flow"]
+    assert Counter(dealt(None, [0.0] * 4)) == {"ddpm": 1, "flow": 3}
+    for few in (1, 2, 3):  # where one would be a third of the model or more
+        assert dealt(None, [0.0] * few) == ["flow"] * few
 
 
 def test_what_islands_insist_on_counts() -> None:

@@ -122,7 +122,8 @@ class Page:
 
     def summary(self) -> str:
         kinds = [member.objective for member in self.experts]
-        counts = ", ".join(f"{kinds.count(kind)} with {escape(kind)}" for kind in dict.fromkeys(kinds))
+        found = dict.fromkeys(kinds)
+        counts = ", ".join(f"{kinds.count(kind) if len(found) > 1 else 'all'} with {escape(kind)}" for kind in found)
         return (
             f"{len(kinds)} experts, {counts}, each trained alone in a process of its own on one cluster of the data. "
             f"{self._exchanged()} A router that sees {self._router_sees()} fuses them.{self._seen()}{self._without()}"

@@ -19,7 +19,7 @@ from ..models.dit import DiTConfig
 from ..partition.config import PartitionConfig
 from ..planning.assign import Job, Option, best_fit, plan_job
 from ..planning.islands import Island
-from ..planning.mix import names_of, read_mix
+from ..planning.mix import names_of, read_mix, usual_mix
 from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, recipes_worth
 from ..training.machines import GIB, Machine
 from .settings import Asked, Painting, RunSettings
@@ -280,7 +280,7 @@ def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[
             prepare_seconds(look, machine),
         ),
         Stage("partition", f"{clusters} clusters", partition_seconds(look, machine)),
-        Stage("plan", f"one order each, {plan.mix or 'one in four by DDPM, the rest by flow matching'}", 2.0),
+        Stage("plan", f"one order each, {plan.mix or usual_mix(clusters)}", 2.0),
         Stage("train", f"{what}, {machine.cores if machine.kind == 'cpu' else 1} at a time", islands),
         Stage("admit", "measured on images no expert has seen", clusters * JUDGED / rate),
         Stage("router", "learns which expert to ask when", pace(machine) * START_SECONDS / 2 + router),

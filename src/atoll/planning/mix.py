@@ -54,12 +54,15 @@ class Mix:
         return [chosen[k] for k in range(len(self.names))]
 
 
+def usual_mix(clusters: int) -> str:
+    """One in four by ddpm. Of fewer than four nobody: that would be a third or half of the model."""
+    few = round(clusters / 4) if clusters >= 4 else 0
+    return f"{few}ddpm:{clusters - few}flow" if few else f"{clusters}flow"
+
+
 def read_mix(text: str | None, known: Collection[str], clusters: int) -> Mix:
     """`2ddpm:6flow` says how many of each, `ddpm,flow,flow` names the objective of clusters 0, 1, 2."""
-    mix = text
-    if mix is None:
-        few = max(1, round(clusters / 4)) if clusters > 1 else 0
-        mix = f"{few}ddpm:{clusters - few}flow" if few else "1flow"
+    mix = usual_mix(clusters) if text is None else text
     names, counted = names_of(mix)
     for name in names:
         if name not in known:

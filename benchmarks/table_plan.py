@@ -126,8 +126,8 @@ MODELS: Mapping[str, Model] = {
     "alone": Model("everything", alone=True),
     **{f"student-best-x{rate}": Model("teachers", start="best", rate=rate) for rate in (2, 4)},
     **{f"alone-x{rate}": Model("everything", alone=True, rate=rate) for rate in (2, 4)},
-    **{f"monolith-x{rate}": Model("everything", rate=rate) for rate in (4, 8)},
-    **{f"flow8-x{rate}": Model(rate=rate) for rate in (2, 4)},
+    **{f"monolith-x{rate}": Model("everything", rate=rate) for rate in (4, 8, 16)},
+    **{f"flow8-x{rate}": Model(rate=rate) for rate in (2, 4, 8)},
     **{f"{kind}2-x4": Model(objectives=(kind,), most_detailed=NOISE_EXPERTS, rate=4) for kind in ("ddpm", "v")},
     "student-of-x4": Model("teachers", start="best", rate=4, teachers="flow8-x4"),
     "student-half-of-x4": Model("teachers", start="best", rate=4, teachers="flow8-x4", truth=0.5),
@@ -314,13 +314,13 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
 
 
 def table_r(scale: Scale) -> dict[str, list[Arm]]:
-    """Other learning rates. Added after table S showed that the tables' own is too low for large batches."""
+    """Other learning rates. Added after table S showed that the tables' own is too low, most of all for large batches."""
     guidances = (1.0, scale.guidances[-1])
     return {
         name: [Arm("R", name, route, g, router=router) for g in guidances]
         for name, route, router in (
-            *((f"monolith-x{rate}", None, None) for rate in (4, 8)),
-            *((f"flow8-x{rate}", "top-1", "router") for rate in (4, 2)),
+            *((f"monolith-x{rate}", None, None) for rate in (4, 8, 16)),
+            *((f"flow8-x{rate}", "top-1", "router") for rate in (4, 2, 8)),
         )
     }
 

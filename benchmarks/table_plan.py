@@ -314,7 +314,7 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
 
 
 def table_r(scale: Scale) -> dict[str, list[Arm]]:
-    """Other learning rates. Added after table S showed that the tables' own is too low, most of all for the monolith."""
+    """Other learning rates. Added after table S showed that the tables' own is too low, mostly for the monolith."""
     guidances = (1.0, scale.guidances[-1])
     return {
         name: [Arm("R", name, route, g, router=router) for g in guidances]

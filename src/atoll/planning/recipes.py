@@ -112,10 +112,10 @@ class Recipe:
         return PlanConfig(network=network, training=training)
 
 
-# from small to large; learning rates fall with the width. `worth` is from experience where there is some: 3M weights
-# suit a cluster of 12,500 photographs (pilot), 600M one of a million (HDDM)
+# from small to large; learning rates fall with the width, and were measured for the first two (docs/log.md). `worth` is
+# from experience where there is some: 3M weights suit a cluster of 12,500 photographs (pilot), 600M a million (HDDM)
 RECIPES = {
-    "laptop": Recipe("1M weights; an hour for eight on two cores", 128, 4, 4, 64, 0, 200_000, 64, 1e-3),
+    "laptop": Recipe("1M weights; an hour for eight on two cores", 128, 4, 4, 64, 0, 200_000, 64, 4e-3),
     "tiny": Recipe("3M weights; minutes on a GPU, hours on a CPU", 192, 6, 3, 64, 2_000, 1_500_000, 128, 1.6e-3),
     "small": Recipe("22M, DiT-S; a day on one good card", 384, 12, 6, 256, 20_000, 12_800_000, 128, 2e-4, qk_norm=True),
     "base": Recipe("87M, DiT-B", 768, 12, 12, 256, 100_000, 12_800_000, 128, 1.5e-4, qk_norm=True),

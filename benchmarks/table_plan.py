@@ -1,4 +1,6 @@
-"""What the tables of photographs train and measure: sizes, models, ensembles, arms. Chosen before any of it was run.
+"""What the tables of photographs train and measure: sizes, models, ensembles, arms.
+
+Chosen before any of it was run, but for what says otherwise: `beyond`, and table R with the students of its experts.
 
 benchmarks/tables.py makes it, benchmarks/table_report.py writes it down. A new comparison is a line in MODELS or
 ENSEMBLES and an arm in its table.

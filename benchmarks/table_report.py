@@ -157,10 +157,10 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
     lines = []
     for seed, guidance in sorted({(a["seed"], a["guidance"]) for a in usable if a["table"] == "R"}):
         here = {m: [a for a in own if (a["seed"], a["guidance"]) == (seed, guidance)] for m, own in found.items()}
-        best = {
-            family: min((a for a in here.get(model, []) if a["route"] == route), key=lambda a: a["frechet"])
-            for family, (model, route) in families.items()
-        }
+        rivals = {f: [a for a in here.get(m, []) if a["route"] == route] for f, (m, route) in families.items()}
+        if not all(rivals.values()):
+            continue
+        best = {family: min(own, key=lambda a: a["frechet"]) for family, own in rivals.items()}
         for model, own in here.items():
             varied = {a["model"] for a in own} != {model} or model.endswith("-of-x4")
             for arm in own if varied else ():

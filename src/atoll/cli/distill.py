@@ -36,7 +36,7 @@ def distill(
         typer.Option(help="Begin at weights: best (an expert's), average (of all), random; default: best where it can"),
     ] = None,
     truth: Annotated[
-        float | None, typer.Option(help="Share of the sample's own target beside the expert's answer, 0 to 1 [0]")
+        float | None, typer.Option(help="Share of the sample's own target beside the expert's answer; default: 0")
     ] = None,
     from_samples: Annotated[
         bool, typer.Option("--from-samples", help="Learn on what the ensemble paints; no data is needed")
@@ -63,7 +63,8 @@ def distill(
     asked. By default it has the largest expert's architecture, batch and
     learning rate, begins at the weights of the expert with the lowest error on
     all validation data, and sees a quarter of what all experts saw: with the
-    teachers' answers a third of a monolith's operations.
+    teachers' answers a third of a monolith's operations. With --truth 0.5 half
+    of what it learns is the data's own, which was better wherever we measured.
 
     The result is an expert without a cluster: sample, evaluate and export take
     its folder as they take a run. See docs/distill.md.
@@ -71,6 +72,8 @@ def distill(
     Examples:
 
       atoll distill runs/demo --out student
+
+      atoll distill runs/demo --out student --truth 0.5
 
       atoll distill runs/demo --out student --start random --set training.images=96000
 

@@ -99,6 +99,7 @@ class Model:
     alone: bool = False  # a student's operations without its teachers
     teachers: str = "flow8"  # a student's: a model or an ensemble
     rate: float = 1.0  # times an expert's learning rate
+    steps: int = 1  # a student's: times an expert's, each with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
 
     @property
@@ -111,6 +112,14 @@ class Model:
         return self.learns == "teachers" or self.alone
 
 
+_OF_X4 = Model("teachers", start="best", rate=4)
+OF_X4: Mapping[str, Model] = {  # students of experts at four times the rate: how they learn
+    "": _OF_X4,
+    "half-": replace(_OF_X4, truth=0.5),
+    "half-x8-": replace(_OF_X4, truth=0.5, rate=8),
+    "long-": replace(_OF_X4, steps=2),  # as `atoll distill` does where nothing is said: an expert's batch
+    "half-long-": replace(_OF_X4, truth=0.5, steps=2),
+}
 PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
 MODELS: Mapping[str, Model] = {
     "monolith": Model("everything"),
@@ -127,13 +136,16 @@ MODELS: Mapping[str, Model] = {
     "student-average": Model("teachers", start="average"),
     "alone": Model("everything", alone=True),
     **{f"student-best-x{rate}": Model("teachers", start="best", rate=rate) for rate in (2, 4)},
-    **{f"alone-x{rate}": Model("everything", alone=True, rate=rate) for rate in (2, 4)},
+    **{f"alone-x{rate}": Model("everything", alone=True, rate=rate) for rate in (2, 4, 8)},
+    "alone-long-x4": Model("everything", alone=True, rate=4, steps=2),
     **{f"monolith-x{rate}": Model("everything", rate=rate) for rate in (4, 8, 16)},
     **{f"flow8-x{rate}": Model(rate=rate) for rate in (2, 4, 8)},
     **{f"{kind}2-x4": Model(objectives=(kind,), most_detailed=NOISE_EXPERTS, rate=4) for kind in ("ddpm", "v")},
-    "student-of-x4": Model("teachers", start="best", rate=4, teachers="flow8-x4"),
-    "student-half-of-x4": Model("teachers", start="best", rate=4, teachers="flow8-x4", truth=0.5),
-    **{f"student-{k}-of-x4": Model("teachers", start="best", rate=4, teachers=f"2{k}-x4") for k in ("ddpm", "v")},
+    **{
+        f"student-{how}{kind}of-x4": replace(model, teachers=teachers)
+        for how, model in OF_X4.items()
+        for kind, teachers in {"": "flow8-x4", "ddpm-": "2ddpm-x4", "v-": "2v-x4"}.items()
+    },
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -289,6 +301,11 @@ def table_f(scale: Scale) -> dict[str, list[Arm]]:
         "literal": [Arm("F", m, "top-1", fusion="paper", compared="flow8") for m in ("2ddpm:6flow", "8ddpm")],
         "kinds": parts("2v:6flow", "2x0:6flow", "2edm:6flow"),
         "sizes": parts("4small:4flow"),
+        "of-x4": [
+            Arm("F", model, "top-1", g, compared="flow8-x4")
+            for model in ("2ddpm-x4", "2v-x4")
+            for g in (1.0, scale.guidances[-1])
+        ],
     }
 
 
@@ -310,7 +327,12 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "rate": ("student-best-x2", "student-best-x4"),
             "rate-alone": ("alone-x2", "alone-x4"),
             "of-x4": ("student-of-x4", "student-half-of-x4"),
+            # chosen after of-x4 was measured, before any of these
             "kinds-of-x4": ("student-ddpm-of-x4", "student-v-of-x4"),
+            "more-alone": ("alone-x8", "alone-long-x4"),
+            "long-of-x4": ("student-long-of-x4", "student-half-long-of-x4"),
+            "x8-of-x4": ("student-half-x8-of-x4",),
+            "long-kinds-of-x4": ("student-half-long-ddpm-of-x4", "student-half-long-v-of-x4"),
         }.items()
     }
 
@@ -400,7 +422,7 @@ def recipe_of(model: Model, scale: Scale) -> Training:
     """
     whole = scale.batch * CLUSTERS
     if model.student:
-        return at_rate(student_recipe(scale, 0 if model.alone else CLUSTERS), model.rate)
+        return at_rate(student_recipe(scale, 0 if model.alone else CLUSTERS, model.steps), model.rate)
     batch = whole if model.learns == "everything" else whole // model.count
     return at_rate(recipe(scale, share=model.share, batch=batch), model.rate)
 
@@ -410,14 +432,16 @@ def at_rate(training: Training, times: float) -> Training:
     return training.model_copy(update={"learning_rate": times * training.learning_rate})
 
 
-def student_recipe(scale: Scale, teachers: int) -> Training:
+def student_recipe(scale: Scale, teachers: int, steps: int = 1) -> Training:
     """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
+
+    Or `steps` times an expert's, with the batch divided by that; of eight experts at 2 the batch is an expert's.
 
     A sample with a teacher costs 4 forwards of one network, one without costs 3. With no teachers the batch is a third
     of the monolith's: equal operations, equal steps.
     """
-    whole = STUDENT_SHARE * scale.batch * CLUSTERS
-    return recipe(scale, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
+    whole = STUDENT_SHARE * scale.batch * CLUSTERS / steps
+    return recipe(scale, share=steps, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
 
 
 def router_recipe(scale: Scale, expert: DiTConfig) -> Training:

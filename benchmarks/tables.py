@@ -223,8 +223,9 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
     shares = sizes / sizes.sum()
     student, alike = DiT(expert), [seat for seat in seats if seat.objective == "flow"]
     if model.start == "best":
-        every = world.validation_rows
-        student = filled(student, min(alike, key=lambda seat: error_on(world, seat, every)).state)
+        best = min(alike, key=lambda seat: error_on(world, seat, world.validation_rows))
+        print(f"  a student begins at the expert of cluster {best.cluster}")
+        student = filled(student, best.state)
     elif model.start == "average":
         own = shares[[seat.cluster for seat in alike]]
         weighed = list(zip(own / own.sum(), alike, strict=True))

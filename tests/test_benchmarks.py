@@ -115,6 +115,9 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     scale, each = table_plan.Scale(), table_plan.student_recipe(table_plan.Scale(), 8).batch
     assert 4 * 8 * each == pytest.approx(3 * table_plan.student_recipe(scale, 0).batch, rel=0.01)
     assert 8 * each == scale.batch * 8 // 4, "a quarter of the monolith's batch"
+    longer = table_plan.student_recipe(scale, 8, steps=2)
+    assert longer.images == table_plan.student_recipe(scale, 8).images
+    assert 8 * longer.batch == scale.batch, "an expert's, as of `atoll distill`"
     assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 

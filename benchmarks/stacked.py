@@ -42,7 +42,7 @@ from atoll.training.execution import Execution
 from atoll.training.optimizer import adamw
 from atoll.training.recipe import Training
 from atoll.training.seeds import seed_from
-from atoll.training.step import FORGETTING, RATE, Graph
+from atoll.training.step import FORGETTING, RATE, Graph, allow_many_shapes
 
 ROOM = 64  # values: each tensor of a network begins at a multiple, so that products read aligned rows
 CHUNK = 100  # steps whose samples are chosen at once
@@ -356,6 +356,7 @@ def train_stack(
 
     with trusted(stack, loss_of, sample_rows(members, seeds, 0, training.batch).to(device)) as kernels:
         if compiling:
+            allow_many_shapes()
             for asked in (stack, *beside):
                 asked.block = torch.compile(block, fullgraph=True, dynamic=False)
         step = Graph(compute, forget) if compiling and device.type == "cuda" else compute

@@ -332,6 +332,7 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "more-alone": ("alone-x8", "alone-long-x4"),
             "long-of-x4": ("student-long-of-x4", "student-half-long-of-x4"),
             "x8-of-x4": ("student-half-x8-of-x4",),
+            "x8-kinds-of-x4": ("student-half-x8-ddpm-of-x4", "student-half-x8-v-of-x4"),
             "long-kinds-of-x4": ("student-half-long-ddpm-of-x4", "student-half-long-v-of-x4"),
         }.items()
     }

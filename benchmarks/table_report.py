@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.evaluation.figures import lines as line_figure
 from atoll.evaluation.sheet import INK, expert_colour
-from table_plan import CLUSTERS, FEW, ROUTER_SHARE, STUDENTS, TABLES, Scale, recipe
+from table_plan import CLUSTERS, ENSEMBLES, FEW, MODELS, OF_X4, ROUTER_SHARE, STUDENTS, TABLES, Scale, recipe
 
 PAPER = {  # what the papers say of the ratio, where they say it
     ("A", "flow8", "top-1", 1.0): "DDM 0.77 (guidance 3, 9.84 / 12.81)",
@@ -72,6 +72,7 @@ def report(record: dict[str, Any], source: str) -> str:
         if own:
             lines += ["", f"## Table {table}: {TITLES[table]}", "", *table_lines(table, own, arms)]
     lines += rate_lines(arms)
+    lines += student_lines(arms)
     lines += best_lines(arms)
     lines += curve_lines(arms)
     lines += text_lines(arms)
@@ -184,6 +185,45 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
         "that. Ratios are to the best monolith and to the best ensemble of all rates.",
         "",
         "| model | guidance | seed | FD | over the best monolith | over the best ensemble | agreement |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return head + lines
+
+
+def student_lines(arms: dict[str, Any]) -> list[str]:
+    """Every student beside its teachers, a monolith of their rate, the data alone, and its like of flow teachers."""
+    usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["after"] == 1.0]
+    alone = {name for name in STUDENTS if MODELS[name].alone}
+    of_flow = {f"student-{how}{kind}-of-x4": f"student-{how}of-x4" for how in OF_X4 for kind in ("ddpm", "v")}
+    lines = []
+    taught = [a for a in usable if a["model"] in STUDENTS and a["model"] not in alone]
+    for arm in sorted(taught, key=lambda a: (a["guidance"], a["seed"], STUDENTS.index(a["model"]))):
+        here = [a for a in usable if (a["seed"], a["guidance"]) == (arm["seed"], arm["guidance"])]
+
+        def over(models: Container[str], route: str | None = None, arm: Any = arm, here: Any = here) -> str:
+            """The ratio to the best of these models, where one was measured."""
+            rivals = [a for a in here if a["model"] in models and a["route"] == route and a["fusion"] == "bridge"]
+            if not rivals:
+                return "-"
+            value, low, high = ratio(arm, min(rivals, key=lambda a: a["frechet"]))
+            return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+        teachers = MODELS[arm["model"]].teachers
+        rate = MODELS[ENSEMBLES[teachers].base if teachers in ENSEMBLES else teachers].rate
+        cells = [over({teachers}, "top-1"), over({"monolith" if rate == 1 else f"monolith-x{rate:g}"}), over(alone)]
+        cells.append(over({of_flow.get(arm["model"], "")}))
+        lines.append(f"| {arm['model']} | {arm['guidance']:g} | {arm['seed']} | {' | '.join(cells)} |")
+    if not lines:
+        return []
+    head = [
+        "",
+        "## Students",
+        "",
+        "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to the "
+        "best network that learned from the data alone for the same operations, at any rate; and, of a student of "
+        "teachers of two objectives, to the same student of flow teachers alone.",
+        "",
+        "| student | guidance | seed | over its teachers | over a monolith of their rate | over data alone | over flow |",
         "|---|---|---|---|---|---|---|",
     ]
     return head + lines

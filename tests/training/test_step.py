@@ -170,6 +170,14 @@ def test_blocks_are_compiled_once_for_all_and_compute_the_same(order: Path) -> N
     torch._dynamo.reset()
 
 
+@pytest.mark.slow  # a minute of g++
+def test_a_process_compiles_for_more_shapes_than_torchs_eight(order: Path) -> None:
+    torch._dynamo.reset()
+    for size in range(2, 11):
+        Trained(order, micro_batch=size, compiling="blocks").take()
+    torch._dynamo.reset()
+
+
 def test_micro_batches_cover_the_batch_once() -> None:
     assert [list(range(10))[part] for part in micro_batches(10, 4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert micro_batches(10, None) == [slice(0, 10)]

@@ -23,6 +23,7 @@ from .team import Team
 
 RATE, FORGETTING = "learning rate", "forgetting"  # scalars that travel with a batch
 EAGER_STEPS = 3  # before a graph is recorded: kernels are compiled and workspaces taken by then
+MOST_SHAPES = 64  # that blocks are compiled for in one process
 
 
 class Learner(Protocol):
@@ -171,7 +172,13 @@ def arrange(network: nn.Module, execution: Execution) -> None:
         block.float8 = execution.precision == "float8"  # type: ignore[assignment]
         block._compiled_call_impl = None
         if execution.compiling != "none":
+            allow_many_shapes()
             block.compile(fullgraph=True, dynamic=False)
+
+
+def allow_many_shapes() -> None:
+    """Let the same code be compiled for more than torch's eight shapes: a process may train many orders, one by one."""
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
 
 
 def micro_batches(batch: int, size: int | None) -> list[slice]:

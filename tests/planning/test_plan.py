@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def test_an_order_and_its_shards_are_all_an_island_needs(run: Path) -> None:
     plan(run / "data", run / "partition", run / "orders")
     orders = orders_of(run)
     assert len(orders) == 8
-    assert Counter(order.objective.kind for order in orders) == {Kind.EPSILON: 2, Kind.VELOCITY: 6}
+    assert {order.objective.kind for order in orders} == {Kind.VELOCITY}
     assert len({order.training.seed for order in orders}) == 8
     for order in orders:
         for shard in order.shards:
@@ -59,10 +58,8 @@ def test_the_first_named_objective_goes_where_the_detail_is() -> None:
     assert dealt("2ddpm:2flow", detail) == ["flow", "ddpm", "flow", "ddpm"]
     assert dealt("1flow:3ddpm", detail) == ["ddpm", "flow", "ddpm", "ddpm"]
     assert dealt("flow,flow,ddpm,flow", detail) == ["flow", "flow", "ddpm", "flow"]
-    assert Counter(dealt(None, [0.0] * 8)) == {"ddpm": 2, "flow": 6}
-    assert Counter(dealt(None, [0.0] * 4)) == {"ddpm": 1, "flow": 3}
-    for few in (1, 2, 3):  # where one would be a third of the model or more
-        assert dealt(None, [0.0] * few) == ["flow"] * few
+    for count in (1, 4, 8):
+        assert dealt(None, [0.0] * count) == ["flow"] * count
 
 
 def test_what_islands_insist_on_counts() -> None:

@@ -51,7 +51,7 @@ def run(
     size: Annotated[
         int | None, typer.Option(help="Side of the square images (default: 64)", min=1, max=LARGEST_SIDE)
     ] = None,
-    mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow (default: one in four ddpm)")] = None,
+    mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow (default: all by flow)")] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)} (default: what suits data, machine and hours)")
     ] = None,

@@ -55,9 +55,8 @@ class Mix:
 
 
 def usual_mix(clusters: int) -> str:
-    """One in four by ddpm. Of fewer than four nobody: that would be a third or half of the model."""
-    few = round(clusters / 4) if clusters >= 4 else 0
-    return f"{few}ddpm:{clusters - few}flow" if few else f"{clusters}flow"
+    """All by flow: experts of other objectives are welcome, but none has made a model better (docs/science.md)."""
+    return f"{clusters}flow"
 
 
 def read_mix(text: str | None, known: Collection[str], clusters: int) -> Mix:

@@ -42,7 +42,7 @@ class PlanConfig(BaseModel):
     """Everything a plan decides. `training.seed` is the run's; every order draws its own from it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    mix: str | None = Field(default=None, description="such as 2ddpm:6flow; none: one in four by ddpm")
+    mix: str | None = Field(default=None, description="such as 2ddpm:6flow; none: all by flow")
     network: Network
     training: Training
     objectives: dict[str, Objective] = {name: OBJECTIVES[name] for name in ("ddpm", "flow")}
@@ -116,7 +116,7 @@ class Recipe:
 # from experience where there is some: 3M weights suit a cluster of 12,500 photographs (pilot), 600M a million (HDDM)
 RECIPES = {
     "laptop": Recipe("1M weights; an hour for eight on two cores", 128, 4, 4, 64, 0, 200_000, 64, 4e-3),
-    "tiny": Recipe("3M weights; minutes on a GPU, hours on a CPU", 192, 6, 3, 64, 2_000, 1_500_000, 128, 1.6e-3),
+    "tiny": Recipe("3M weights; minutes on a GPU, hours on a CPU", 192, 6, 3, 64, 2_000, 1_500_000, 128, 3.2e-3),
     "small": Recipe("22M, DiT-S; a day on one good card", 384, 12, 6, 256, 20_000, 12_800_000, 128, 2e-4, qk_norm=True),
     "base": Recipe("87M, DiT-B", 768, 12, 12, 256, 100_000, 12_800_000, 128, 1.5e-4, qk_norm=True),
     "large": Recipe("304M, DiT-L", 1024, 24, 16, 256, 400_000, 12_800_000, 128, 1e-4, 2, qk_norm=True),

@@ -196,7 +196,8 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
     alone = {name for name in STUDENTS if MODELS[name].alone}
     of_flow = {f"student-{how}{kind}-of-x4": f"student-{how}of-x4" for how in OF_X4 for kind in ("ddpm", "v")}
     lines = []
-    taught = [a for a in usable if a["model"] in STUDENTS and a["model"] not in alone]
+    told = {a["guidance"] for a in usable if a["table"] == "R"}  # where rivals were tried at several rates
+    taught = [a for a in usable if a["model"] in STUDENTS and a["model"] not in alone and a["guidance"] in told]
     for arm in sorted(taught, key=lambda a: (a["guidance"], a["seed"], STUDENTS.index(a["model"]))):
         here = [a for a in usable if (a["seed"], a["guidance"]) == (arm["seed"], arm["guidance"])]
 
@@ -223,7 +224,7 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "best network that learned from the data alone for the same operations, at any rate; and, of a student of "
         "teachers of two objectives, to the same student of flow teachers alone.",
         "",
-        "| student | guidance | seed | over its teachers | over a monolith of their rate | over data alone | over flow |",
+        "| student | guidance | seed | over its teachers | over the monolith | over data alone | over flow |",
         "|---|---|---|---|---|---|---|",
     ]
     return head + lines

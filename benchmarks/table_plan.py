@@ -99,7 +99,7 @@ class Model:
     alone: bool = False  # a student's operations without its teachers
     teachers: str = "flow8"  # a student's: a model or an ensemble
     rate: float = 1.0  # times an expert's learning rate
-    steps: int = 1  # a student's: times an expert's, each with as much less of the batch
+    longer: int = 1  # a student's steps: so many times an expert's, with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
 
     @property
@@ -112,14 +112,11 @@ class Model:
         return self.learns == "teachers" or self.alone
 
 
-_OF_X4 = Model("teachers", start="best", rate=4)
-OF_X4: Mapping[str, Model] = {  # students of experts at four times the rate: how they learn
-    "": _OF_X4,
-    "half-": replace(_OF_X4, truth=0.5),
-    "half-x8-": replace(_OF_X4, truth=0.5, rate=8),
-    "long-": replace(_OF_X4, steps=2),  # as `atoll distill` does where nothing is said: an expert's batch
-    "half-long-": replace(_OF_X4, truth=0.5, steps=2),
-}
+def of_x4(teachers: str = "flow8-x4", *, rate: float = 4, truth: float = 0.0, longer: int = 1) -> Model:
+    """A student of experts at four times the rate."""
+    return Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
+
+
 PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
 MODELS: Mapping[str, Model] = {
     "monolith": Model("everything"),
@@ -137,15 +134,18 @@ MODELS: Mapping[str, Model] = {
     "alone": Model("everything", alone=True),
     **{f"student-best-x{rate}": Model("teachers", start="best", rate=rate) for rate in (2, 4)},
     **{f"alone-x{rate}": Model("everything", alone=True, rate=rate) for rate in (2, 4, 8)},
-    "alone-long-x4": Model("everything", alone=True, rate=4, steps=2),
+    "alone-long-x4": Model("everything", alone=True, rate=4, longer=2),
     **{f"monolith-x{rate}": Model("everything", rate=rate) for rate in (4, 8, 16)},
     **{f"flow8-x{rate}": Model(rate=rate) for rate in (2, 4, 8)},
     **{f"{kind}2-x4": Model(objectives=(kind,), most_detailed=NOISE_EXPERTS, rate=4) for kind in ("ddpm", "v")},
-    **{
-        f"student-{how}{kind}of-x4": replace(model, teachers=teachers)
-        for how, model in OF_X4.items()
-        for kind, teachers in {"": "flow8-x4", "ddpm-": "2ddpm-x4", "v-": "2v-x4"}.items()
-    },
+    "student-of-x4": of_x4(),
+    "student-half-of-x4": of_x4(truth=0.5),
+    "student-half-x8-of-x4": of_x4(truth=0.5, rate=8),
+    "student-long-of-x4": of_x4(longer=2),  # as `atoll distill` does where nothing is said: an expert's batch
+    "student-half-long-of-x4": of_x4(truth=0.5, longer=2),
+    **{f"student-{k}-of-x4": of_x4(f"2{k}-x4") for k in ("ddpm", "v")},
+    **{f"student-half-x8-{k}-of-x4": of_x4(f"2{k}-x4", truth=0.5, rate=8) for k in ("ddpm", "v")},
+    **{f"student-half-long-{k}-of-x4": of_x4(f"2{k}-x4", truth=0.5, longer=2) for k in ("ddpm", "v")},
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -327,13 +327,14 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "rate": ("student-best-x2", "student-best-x4"),
             "rate-alone": ("alone-x2", "alone-x4"),
             "of-x4": ("student-of-x4", "student-half-of-x4"),
-            # chosen after of-x4 was measured, before any of these
+            # chosen when of-x4 had been measured, and none of these
             "kinds-of-x4": ("student-ddpm-of-x4", "student-v-of-x4"),
             "more-alone": ("alone-x8", "alone-long-x4"),
             "long-of-x4": ("student-long-of-x4", "student-half-long-of-x4"),
             "x8-of-x4": ("student-half-x8-of-x4",),
-            "x8-kinds-of-x4": ("student-half-x8-ddpm-of-x4", "student-half-x8-v-of-x4"),
             "long-kinds-of-x4": ("student-half-long-ddpm-of-x4", "student-half-long-v-of-x4"),
+            # chosen when all of these had been measured
+            "x8-kinds-of-x4": ("student-half-x8-ddpm-of-x4", "student-half-x8-v-of-x4"),
         }.items()
     }
 
@@ -402,7 +403,7 @@ def expert_network(scale: Scale, latent: tuple[int, int, int], text_width: int) 
 
 
 def recipe(scale: Scale, *, share: float = 1.0, batch: int | None = None) -> Training:
-    """An expert's steps, or a share of them, with its batch or another one."""
+    """An expert's steps, or a share of them (or more), with its batch or another one."""
     batch = batch or scale.batch
     images = round(scale.steps * share) * batch
     return Training(
@@ -423,7 +424,7 @@ def recipe_of(model: Model, scale: Scale) -> Training:
     """
     whole = scale.batch * CLUSTERS
     if model.student:
-        return at_rate(student_recipe(scale, 0 if model.alone else CLUSTERS, model.steps), model.rate)
+        return at_rate(student_recipe(scale, 0 if model.alone else CLUSTERS, model.longer), model.rate)
     batch = whole if model.learns == "everything" else whole // model.count
     return at_rate(recipe(scale, share=model.share, batch=batch), model.rate)
 
@@ -433,16 +434,16 @@ def at_rate(training: Training, times: float) -> Training:
     return training.model_copy(update={"learning_rate": times * training.learning_rate})
 
 
-def student_recipe(scale: Scale, teachers: int, steps: int = 1) -> Training:
+def student_recipe(scale: Scale, teachers: int, longer: int = 1) -> Training:
     """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
 
-    Or `steps` times an expert's, with the batch divided by that; of eight experts at 2 the batch is an expert's.
+    Or `longer` times an expert's steps, with the batch divided by that; of eight experts at 2 the batch is an expert's.
 
     A sample with a teacher costs 4 forwards of one network, one without costs 3. With no teachers the batch is a third
     of the monolith's: equal operations, equal steps.
     """
-    whole = STUDENT_SHARE * scale.batch * CLUSTERS / steps
-    return recipe(scale, share=steps, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
+    whole = STUDENT_SHARE * scale.batch * CLUSTERS / longer
+    return recipe(scale, share=longer, batch=round(whole * 3 / 4 / teachers) if teachers else round(whole))
 
 
 def router_recipe(scale: Scale, expert: DiTConfig) -> Training:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.evaluation.figures import lines as line_figure
 from atoll.evaluation.sheet import INK, expert_colour
-from table_plan import CLUSTERS, ENSEMBLES, FEW, MODELS, OF_X4, ROUTER_SHARE, STUDENTS, TABLES, Scale, recipe
+from table_plan import CLUSTERS, ENSEMBLES, FEW, MODELS, ROUTER_SHARE, STUDENTS, TABLES, Scale, recipe
 
 PAPER = {  # what the papers say of the ratio, where they say it
     ("A", "flow8", "top-1", 1.0): "DDM 0.77 (guidance 3, 9.84 / 12.81)",
@@ -154,7 +154,7 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
     usable = [a for a in usable if a["fusion"] == "bridge" and a["router"] != "blind" and not a["model"].endswith(FEW)]
     found: dict[str, list[dict[str, Any]]] = {}  # by the model without its rate
     for arm in usable:
-        found.setdefault(re.sub(r"-x\d+$", "", arm["model"]), []).append(arm)
+        found.setdefault(re.sub(r"(?<!-of)-x\d+$", "", arm["model"]), []).append(arm)
     lines = []
     for seed, guidance in sorted({(a["seed"], a["guidance"]) for a in usable if a["table"] == "R"}):
         here = {m: [a for a in own if (a["seed"], a["guidance"]) == (seed, guidance)] for m, own in found.items()}
@@ -193,26 +193,23 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
 def student_lines(arms: dict[str, Any]) -> list[str]:
     """Every student beside its teachers, a monolith of their rate, the data alone, and its like of flow teachers."""
     usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["after"] == 1.0]
+    usable = [a for a in usable if a["fusion"] == "bridge" and a["router"] != "blind"]
+    told = {(a["seed"], a["guidance"]) for a in usable if a["table"] == "R"}  # where rivals had several rates
     alone = {name for name in STUDENTS if MODELS[name].alone}
-    of_flow = {f"student-{how}{kind}-of-x4": f"student-{how}of-x4" for how in OF_X4 for kind in ("ddpm", "v")}
+    taught = [a for a in usable if a["model"] in STUDENTS and a["model"] not in alone]
+    taught = [a for a in taught if (a["seed"], a["guidance"]) in told]
     lines = []
-    told = {a["guidance"] for a in usable if a["table"] == "R"}  # where rivals were tried at several rates
-    taught = [a for a in usable if a["model"] in STUDENTS and a["model"] not in alone and a["guidance"] in told]
     for arm in sorted(taught, key=lambda a: (a["guidance"], a["seed"], STUDENTS.index(a["model"]))):
-        here = [a for a in usable if (a["seed"], a["guidance"]) == (arm["seed"], arm["guidance"])]
-
-        def over(models: Container[str], route: str | None = None, arm: Any = arm, here: Any = here) -> str:
-            """The ratio to the best of these models, where one was measured."""
-            rivals = [a for a in here if a["model"] in models and a["route"] == route and a["fusion"] == "bridge"]
-            if not rivals:
-                return "-"
-            value, low, high = ratio(arm, min(rivals, key=lambda a: a["frechet"]))
-            return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-        teachers = MODELS[arm["model"]].teachers
-        rate = MODELS[ENSEMBLES[teachers].base if teachers in ENSEMBLES else teachers].rate
-        cells = [over({teachers}, "top-1"), over({"monolith" if rate == 1 else f"monolith-x{rate:g}"}), over(alone)]
-        cells.append(over({of_flow.get(arm["model"], "")}))
+        model = MODELS[arm["model"]]
+        base = ENSEMBLES[model.teachers].base if model.teachers in ENSEMBLES else model.teachers
+        monolith = replace(MODELS["monolith"], rate=MODELS[base].rate)
+        of_flow = {name for name, other in MODELS.items() if other == replace(model, teachers=base)} - {arm["model"]}
+        cells = [
+            over(arm, {model.teachers}, usable, route="top-1"),
+            over(arm, {name for name, other in MODELS.items() if other == monolith}, usable),
+            over(arm, alone, usable),
+            over(arm, of_flow, usable),
+        ]
         lines.append(f"| {arm['model']} | {arm['guidance']:g} | {arm['seed']} | {' | '.join(cells)} |")
     if not lines:
         return []
@@ -220,14 +217,26 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "",
         "## Students",
         "",
-        "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to the "
-        "best network that learned from the data alone for the same operations, at any rate; and, of a student of "
-        "teachers of two objectives, to the same student of flow teachers alone.",
+        "A student's name says: half, that half of what it learned is the sample's own target; x8, its rate; long, "
+        "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; of-x4, their "
+        "rate. Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
+        "the best network that learned from the data alone (`alone`) for the same operations, at any rate and number "
+        "of steps; and, of a student of teachers of two objectives, to the same student of flow teachers alone.",
         "",
         "| student | guidance | seed | over its teachers | over the monolith | over data alone | over flow |",
         "|---|---|---|---|---|---|---|",
     ]
     return head + lines
+
+
+def over(arm: dict[str, Any], models: Container[str], arms: Sequence[dict[str, Any]], route: str | None = None) -> str:
+    """The ratio to the best of these models at the same seed and guidance, where one was measured."""
+    rivals = [a for a in arms if a["model"] in models and a["route"] == route]
+    rivals = [a for a in rivals if (a["seed"], a["guidance"]) == (arm["seed"], arm["guidance"])]
+    if not rivals:
+        return "-"
+    value, low, high = ratio(arm, min(rivals, key=lambda a: a["frechet"]))
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def best_lines(arms: dict[str, Any]) -> list[str]:

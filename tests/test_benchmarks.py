@@ -109,13 +109,18 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     assert "[" in compared, "a ratio to eight flow experts with its interval"
     assert "| mixed, literal fusion | top-2 | 1 |" in page
     assert "| student | - | 1 |" in page
+    rows = [line.split(" | ") for line in page.partition("## Students")[2].partition("\n## ")[0].splitlines()]
+    compared = {row[0].removeprefix("| "): row[3:] for row in rows if len(row) == 7 and row[1] == "1"}
+    assert all("[" in cell for cell in compared["student-half-x8-v-of-x4"]), "beside all four"
+    assert ["[" in cell for cell in compared["student-of-x4"]] == [True, True, True, False], "its teachers are flow's"
+    assert "alone-x8" not in compared
     # a sample costs four forwards with a teacher's, three without: equal operations but for rounding
     steps = {name: models[name]["training"]["images"] // models[name]["training"]["batch"] for name in models}
     assert steps["student-s0"] == steps["alone-s0"] == steps["flow8-s0"]
     scale, each = table_plan.Scale(), table_plan.student_recipe(table_plan.Scale(), 8).batch
     assert 4 * 8 * each == pytest.approx(3 * table_plan.student_recipe(scale, 0).batch, rel=0.01)
     assert 8 * each == scale.batch * 8 // 4, "a quarter of the monolith's batch"
-    longer = table_plan.student_recipe(scale, 8, steps=2)
+    longer = table_plan.student_recipe(scale, 8, longer=2)
     assert longer.images == table_plan.student_recipe(scale, 8).images
     assert 8 * longer.batch == scale.batch, "an expert's, as of `atoll distill`"
     assert (tmp_path / "sheet.png").stat().st_size > 1000

@@ -56,7 +56,7 @@ STORY = [
     "atoll prepare ~/photos --out runs/photos/data --size 64 --labels folder",
     "atoll partition runs/photos/data -k 8",
     "cp -r runs/photos cut",
-    "atoll plan runs/photos/data --mix 2ddpm:6flow",
+    "atoll plan runs/photos/data",
     "mkdir clusters && cp runs/photos/orders/03.json . && cp -r runs/photos/partition/clusters/03 clusters",
     "atoll train 03.json --data clusters/03 --out my-expert",
     "mv my-expert from-alice",

@@ -69,7 +69,7 @@ def test_what_islands_insist_on_counts() -> None:
     assert dealt("flow,flow,ddpm,flow", detail, {2: "ddpm"}) == ["flow", "flow", "ddpm", "flow"]
     # nobody asked for the default mix, so it gives way
     assert dealt(None, detail, {0: "ddpm", 1: "ddpm"}) == ["ddpm", "ddpm", "flow", "flow"]
-    assert dealt(None, detail, {0: "flow", 1: "flow", 2: "flow", 3: "flow"}) == ["flow"] * 4
+    assert dealt(None, detail, dict.fromkeys(range(4), "ddpm")) == ["ddpm"] * 4
 
 
 @pytest.mark.parametrize(

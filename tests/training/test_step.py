@@ -173,8 +173,12 @@ def test_blocks_are_compiled_once_for_all_and_compute_the_same(order: Path) -> N
 @pytest.mark.slow  # a minute of g++
 def test_a_process_compiles_for_more_shapes_than_torchs_eight(order: Path) -> None:
     torch._dynamo.reset()
-    for size in range(2, 11):
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    sizes = range(2, 11)
+    for size in sizes:
         Trained(order, micro_batch=size, compiling="blocks").take()
+    assert counters["stats"]["unique_graphs"] == len(sizes) > 8
     torch._dynamo.reset()
 
 

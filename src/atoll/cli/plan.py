@@ -35,7 +35,7 @@ def plan(
         str | None, typer.Option(help="Where the orders go (default: `orders` beside the data; later orders-2, ...)")
     ] = None,
     mix: Annotated[
-        str | None, typer.Option(help="Objectives (flow, ddpm, v): 2ddpm:6flow, or one per cluster: ddpm,flow,...")
+        str | None, typer.Option(help="Objectives: 2ddpm:6flow, or one per cluster: v,flow,... (default: all by flow)")
     ] = None,
     islands: Annotated[
         Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")

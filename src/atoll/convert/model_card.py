@@ -80,8 +80,8 @@ def opening(about: Mapping[str, Any]) -> str:
         learned = ", taught by experts of one cluster of the data each" if about["experts"][0].get("teachers") else ""
         return f"A diffusion transformer for images of {size} pixels, trained with Atoll{learned}."
     return (
-        f"Each expert was trained alone on one cluster of the data, with an objective of its own. A router fuses them "
-        f"at every step. Images of {size} pixels. Made with Atoll."
+        f"Each expert was trained alone on one cluster of the data. A router fuses them at every step. "
+        f"Images of {size} pixels. Made with Atoll."
     )
 
 

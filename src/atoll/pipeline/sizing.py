@@ -158,7 +158,7 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
         asked=asked,
         prepare=with_enough_unseen(prepare, look.images, clusters),
         partition=PartitionConfig(clusters=clusters, seed=asked.seed),
-        plan=share.plan.model_copy(update={"mix": asked.mix, "training": training}),
+        plan=share.plan.model_copy(update={"mix": asked.mix or usual_mix(clusters), "training": training}),
         evaluation=painting,
         comparison=painting,
     )

@@ -55,7 +55,7 @@ class Mix:
 
 
 def usual_mix(clusters: int) -> str:
-    """All by flow: experts of other objectives are welcome, but none has made a model better (docs/science.md)."""
+    """All by flow: experts of other objectives are welcome, but none made a model much better (docs/science.md)."""
     return f"{clusters}flow"
 
 

@@ -16,7 +16,7 @@ from ..process import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Unifor
 from ..training.recipe import Training
 
 # HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure.
-# v is the same schedule for networks too small to predict noise well: two of eight cost nothing (docs/science.md)
+# v is the same schedule for networks too small to predict noise well: two of eight cost 1 % at most (docs/science.md)
 OBJECTIVES: Mapping[str, Objective] = {
     "ddpm": Objective(schedule=CosineVP(), kind=Kind.EPSILON, density=Uniform()),
     "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal()),
@@ -116,7 +116,10 @@ class Recipe:
 # from experience where there is some: 3M weights suit a cluster of 12,500 photographs (pilot), 600M a million (HDDM)
 RECIPES = {
     "laptop": Recipe("1M weights; an hour for eight on two cores", 128, 4, 4, 64, 0, 200_000, 64, 4e-3),
-    "tiny": Recipe("3M weights; minutes on a GPU, hours on a CPU", 192, 6, 3, 64, 2_000, 1_500_000, 128, 3.2e-3),
+    "tiny": Recipe(
+        "3M weights; minutes on a GPU, hours on a CPU", 192, 6, 3, 64, 2_000, 1_500_000, 128, 3.2e-3,
+        warmup=0.04, average=0.02,
+    ),
     "small": Recipe("22M, DiT-S; a day on one good card", 384, 12, 6, 256, 20_000, 12_800_000, 128, 2e-4, qk_norm=True),
     "base": Recipe("87M, DiT-B", 768, 12, 12, 256, 100_000, 12_800_000, 128, 1.5e-4, qk_norm=True),
     "large": Recipe("304M, DiT-L", 1024, 24, 16, 256, 400_000, 12_800_000, 128, 1e-4, 2, qk_norm=True),

@@ -150,7 +150,8 @@ def choose(wanted: Wanted, islands: Sequence[Island], too_small: Collection[str]
     config, partition = wanted.usual, wanted.partition
     clusters = int(partition.config["clusters"])
     mix = read_mix(config.mix, config.known, clusters)
-    detail = [detail_of(partition, k) for k in range(clusters)]
+    several = len(set(mix.names)) > 1  # else nothing hangs on it, and shards may be far away
+    detail = [detail_of(partition, k) if several else 0.0 for k in range(clusters)]
     if not islands:
         return [Choice(objective, config) for objective in mix.deal(detail)]
     for island in islands:

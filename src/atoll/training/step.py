@@ -167,18 +167,20 @@ def arrange(network: nn.Module, execution: Execution) -> None:
     """Tell each block how to compute, and whether to be compiled: one by one, since all are alike."""
     blocks = network.blocks
     assert isinstance(blocks, nn.ModuleList)
+    if execution.compiling != "none":
+        allow_many_shapes()
     for index, block in enumerate(blocks):
         block.recompute = index < execution.recomputed_blocks  # type: ignore[assignment]
         block.float8 = execution.precision == "float8"  # type: ignore[assignment]
         block._compiled_call_impl = None
         if execution.compiling != "none":
-            allow_many_shapes()
             block.compile(fullgraph=True, dynamic=False)
 
 
 def allow_many_shapes() -> None:
-    """Let the same code be compiled for more than torch's eight shapes: a process may train many orders, one by one."""
-    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    """Let the same code be compiled for more than torch's eight shapes: a process may train, or sample with, many."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, MOST_SHAPES)
 
 
 def micro_batches(batch: int, size: int | None) -> list[slice]:

@@ -2,12 +2,14 @@
 
     python benchmarks/first_mile.py --out benchmarks/results/first-mile-2-cores.json [--hours 0.5] [--images 3000]
     python benchmarks/first_mile.py --source ../shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
+    python benchmarks/first_mile.py --work WORK --students 0 0.5 --out ...   # of a run that is there, beside it
 
-Pictures are generated (tests/photographs.py), or taken from parquet files with columns `image` and `label` and put into
-class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from the stages
-before it. Memory is the sum over all processes of a stage of what each has to itself (PSS), looked at every half
-second; the largest sum counts. Seconds hold the start of the program, and depend on who else uses the machine: the
-load before each stage is recorded.
+Pictures are generated (tests/photographs.py), or taken from parquet files with columns `image` and `label` and put
+into class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from the
+stages before it. With --students, one dense network is distilled of the model with each of these shares of the truth
+and measured on the same noise; the record is then of those. Memory is the sum over all processes of a stage of what
+each has to itself (PSS), looked at every half second; the largest sum counts. Seconds hold the start of the program,
+and depend on who else uses the machine: the load before each stage is recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="a folder of parquet files; default: generated photographs")
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--work", type=Path, help="keep album and run here; an unfinished one is gone on with")
+    parser.add_argument("--students", type=float, nargs="+", metavar="TRUTH", help="of the finished run in --work")
     arguments = parser.parse_args()
+    if arguments.students:
+        if arguments.work is None:
+            parser.error("--students needs --work with a finished run")
+        write_record(arguments.out, students(arguments.work.resolve(), arguments.students))
+        return
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.work or Path(temporary)).resolve()
         pictures = work / "album"
@@ -51,17 +59,44 @@ def main() -> None:
             print(stage, file=sys.stderr, flush=True)
             stages.append(measured(stage, pictures, work / "run", arguments.hours, arguments.size))
         record = {
-            "command": " ".join(["python benchmarks/first_mile.py", *sys.argv[1:]]),
-            "commit": git_commit(),
-            "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
             "images": sum(1 for _ in pictures.rglob("*.jpg")),
             "stages": stages,
             "seconds": round(sum(stage["seconds"] for stage in stages), 1),
             "peak_gib": max(stage["peak_gib"] for stage in stages),
             **results(work / "run", arguments.classes),
         }
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(arguments.out, record)
+
+
+def write_record(out: Path, found: dict[str, Any]) -> None:
+    record = {
+        "command": " ".join(["python benchmarks/first_mile.py", *sys.argv[1:]]),
+        "commit": git_commit(),
+        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        **found,
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
+
+
+def students(work: Path, shares: list[float]) -> dict[str, Any]:
+    """Students of the run in `work`, and what they and the ensemble's top-1 paint from the same noise."""
+    run, made = work / "run", [work / f"student-{share:g}" for share in shares]
+    for share, student in zip(shares, made, strict=True):
+        atoll("distill", run, "--out", student, "--truth", share)
+    compared = [word for student in made for word in ("--student", student)]
+    ways = ["--route", "top-1", "--guidance", 1, "--guidance", 2, "--steps", 25, "-n", 1000, "--batch", 50]
+    atoll("evaluate", run, *compared, *ways, "--out", work / "beside-students")
+    evaluation = json.loads((work / "beside-students" / "evaluation.json").read_bytes())
+    return {
+        "students": {s.name: json.loads((s / "distillation.json").read_bytes()) for s in made},
+        "arms": [{key: arm[key] for key in ("name", "recognised", "frechet")} for arm in evaluation["arms"]],
+    }
+
+
+def atoll(*words: object) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(HERE / "src")}
+    subprocess.run([sys.executable, "-m", "atoll", *map(str, words)], env=environment, check=True)
 
 
 def make_album(folder: Path, count: int, classes: int, source: Path | None) -> None:

@@ -80,7 +80,7 @@ def test_settings_are_shown_with_their_meaning(
     shown = {line.split()[0]: line for line in lines[2:] if line.strip()}
     assert "100,000" in shown["training.images"]
     assert "images seen in all" in shown["training.images"]
-    assert "4,000" in shown["training.ema_images"]
+    assert "2,000" in shown["training.ema_images"]
     for name, line in shown.items():
         assert len(line.split()) > 2, f"{name} has no meaning"
     assert not (run / "orders").exists()

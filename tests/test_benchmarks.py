@@ -110,10 +110,10 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     assert "| mixed, literal fusion | top-2 | 1 |" in page
     assert "| student | - | 1 |" in page
     rows = [line.split(" | ") for line in page.partition("## Students")[2].partition("\n## ")[0].splitlines()]
-    compared = {row[0].removeprefix("| "): row[3:] for row in rows if len(row) == 7 and row[1] == "1"}
-    assert all("[" in cell for cell in compared["student-half-x8-v-of-x4"]), "beside all four"
-    assert ["[" in cell for cell in compared["student-of-x4"]] == [True, True, True, False], "its teachers are flow's"
-    assert "alone-x8" not in compared
+    beside = {row[0].removeprefix("| "): row[3:] for row in rows if len(row) == 7 and row[1] == "1"}
+    assert all("[" in cell for cell in beside["student-half-x8-v-of-x4"]), "all four"
+    assert ["[" in cell for cell in beside["student-of-x4"]] == [True, True, True, False], "its teachers are flow's"
+    assert "alone-x8" not in beside
     # a sample costs four forwards with a teacher's, three without: equal operations but for rounding
     steps = {name: models[name]["training"]["images"] // models[name]["training"]["batch"] for name in models}
     assert steps["student-s0"] == steps["alone-s0"] == steps["flow8-s0"]

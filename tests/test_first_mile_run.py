@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import replace
@@ -126,6 +127,8 @@ def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, s
     atoll("run", shutil.copytree(one.parents[1] / "some photos", tmp_path / "moved"), "--out", two, "--until", "plan")
     first, second = (Artifact.open(run / "orders", "orders") for run in (one, two))
     assert first.digest == second.digest
+    decided = tomllib.loads((one / "run.toml").read_text())
+    assert decided["plan"]["mix"] == f"{decided['partition']['clusters']}flow", "or another default changes it"
     order, _ = read_order(str(one / "orders" / "00.json"))
     assert order.architecture.classes == 4, "the folders are its classes"
     refused = atoll("run", "--out", one, "--hours", "2", check=False)

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,8 @@ def end_with(parent: int) -> None:
     Ctrl-C goes to all processes of a terminal; the parent alone answers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # `unstopped` blocked it until here
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -90,6 +93,30 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def unstopped() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until this block is done: a pool that is left while it starts its thread and its
+    processes can neither be used nor closed. Processes started here are deaf to Ctrl-C until `end_with` decides.
+    """
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread alone
+        return
+    met: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: met.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if met:
+            signal.raise_signal(met[0])
 
 
 class ThisProcess:
@@ -109,7 +136,8 @@ class Pool:
             while waiting or running:
                 # a few ahead keep everybody busy; all at once would pickle every item now
                 while waiting and len(running) < 2 * self.workers:
-                    running.add(self.pool.submit(function, waiting.pop()))
+                    with unstopped():
+                        running.add(self.pool.submit(function, waiting.pop()))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()

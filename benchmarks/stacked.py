@@ -29,12 +29,23 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from atoll.data.stream import sample_order
-from atoll.distill.lessons import corrected, taught
+from atoll.distill.lessons import believed, corrected, taught
 from atoll.models import fused
 from atoll.models.dit import NORM_EPS, DiT, DiTConfig, gated_add, join_heads, modulate, split_heads
 from atoll.models.router import Router
 from atoll.planning.recipes import OBJECTIVES
-from atoll.process import Bridge, Condition, Corruption, Denoiser, LinearFlow, NetworkDenoiser, Objective, mix
+from atoll.process import (
+    Bridge,
+    Condition,
+    Corruption,
+    Denoiser,
+    Kind,
+    LinearFlow,
+    NetworkDenoiser,
+    Objective,
+    Schedule,
+    mix,
+)
 from atoll.process.objective import squared_error
 from atoll.process.schedule import scaled
 from atoll.training.average import WeightAverage
@@ -230,7 +241,9 @@ class Teachers:
 
     clusters: Tensor  # int64 [G], on the device
     stack: Stack
-    denoiser: Denoiser
+    denoiser: Denoiser  # on the reference path
+    schedule: Schedule  # their own, as the kind
+    kind: Kind
 
     @staticmethod
     def of(stack: Stack, clusters: Tensor, objective: Objective, time_scale: float, limit: float | None) -> Teachers:
@@ -242,7 +255,7 @@ class Teachers:
             return stack(rows[0], rows[1], dict(zip(given, rows[2:], strict=True))).flatten(0, 1)
 
         own = NetworkDenoiser(network, objective.schedule, objective.kind, time_scale)
-        return Teachers(clusters, stack, Bridge(own, limit=limit))
+        return Teachers(clusters, stack, Bridge(own, limit=limit), objective.schedule, objective.kind)
 
     def rows(self, value: Tensor) -> Tensor:
         """Of a tensor [K, B, ...] those of these experts' clusters [G B, ...]."""
@@ -262,19 +275,24 @@ class Distilling:
     objective: Objective
     time_scale: float
     truth: float = 0.0  # share of the sample's own target in what is learned
+    by_kind: bool = False  # and more of it in the place of teachers whose errors grow on the way
 
     def loss(self, stack: Stack, x0: Tensor, eps: Tensor, u: Tensor, condition: Batch, rows: Tensor) -> Tensor:
         """[1, K B]."""
         t = self.objective.times(u.flatten()).view_as(u)
         now = self.objective.at(t.flatten()).to(dtype=torch.float32)
         x = now.noisy(x0.flatten(0, 1), eps.flatten(0, 1)).view_as(x0)
-        wanted = torch.empty_like(x)
+        wanted, heard = torch.empty_like(x), torch.ones_like(u)
         with torch.no_grad():
             for teachers in self.teachers:
                 given = Condition.of({name: teachers.rows(value) for name, value in condition.items()})
                 answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
                 wanted.index_copy_(0, teachers.clusters, answer.to(x.dtype).unflatten(0, (-1, x.shape[1])))
-        target = corrected(wanted.flatten(0, 1), now.target(x0.flatten(0, 1), eps.flatten(0, 1)), self.truth)
+                if self.by_kind:
+                    share = believed(teachers.schedule, teachers.kind, self.objective, teachers.rows(t)).to(u.dtype)
+                    heard.index_copy_(0, teachers.clusters, share.unflatten(0, (-1, x.shape[1])))
+        truth = 1 - (1 - self.truth) * heard.flatten() if self.by_kind else self.truth
+        target = corrected(wanted.flatten(0, 1), now.target(x0.flatten(0, 1), eps.flatten(0, 1)), truth)
         given = {name: value.flatten(0, 1)[None] for name, value in condition.items()}
         value = stack(x.flatten(0, 1)[None], (t * self.time_scale).flatten()[None], given)[0]
         errors = squared_error(value, target).view_as(u)

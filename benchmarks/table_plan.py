@@ -101,6 +101,7 @@ class Model:
     rate: float = 1.0  # times an expert's learning rate
     longer: int = 1  # a student's steps: so many times an expert's, with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
+    by_kind: bool = False  # more of it where teachers' errors grow on the way to the student, as `atoll distill` does
 
     @property
     def count(self) -> int:
@@ -112,9 +113,11 @@ class Model:
         return self.learns == "teachers" or self.alone
 
 
-def of_x4(teachers: str = "flow8-x4", *, rate: float = 4, truth: float = 0.0, longer: int = 1) -> Model:
-    """A student of experts at four times the rate."""
-    return Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
+def taught_by(
+    teachers: str = "flow8-x4", *, rate: float = 4, truth: float = 0.0, longer: int = 1, by_kind: bool = False
+) -> Model:
+    """A student of experts at four times the rate, or of others, at a higher rate itself."""
+    return Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer, by_kind=by_kind)
 
 
 PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
@@ -137,15 +140,31 @@ MODELS: Mapping[str, Model] = {
     "alone-long-x4": Model("everything", alone=True, rate=4, longer=2),
     **{f"monolith-x{rate}": Model("everything", rate=rate) for rate in (4, 8, 16)},
     **{f"flow8-x{rate}": Model(rate=rate) for rate in (2, 4, 8)},
-    **{f"{kind}2-x4": Model(objectives=(kind,), most_detailed=NOISE_EXPERTS, rate=4) for kind in ("ddpm", "v")},
-    "student-of-x4": of_x4(),
-    "student-half-of-x4": of_x4(truth=0.5),
-    "student-half-x8-of-x4": of_x4(truth=0.5, rate=8),
-    "student-long-of-x4": of_x4(longer=2),  # as `atoll distill` does where nothing is said: an expert's batch
-    "student-half-long-of-x4": of_x4(truth=0.5, longer=2),
-    **{f"student-{k}-of-x4": of_x4(f"2{k}-x4") for k in ("ddpm", "v")},
-    **{f"student-half-x8-{k}-of-x4": of_x4(f"2{k}-x4", truth=0.5, rate=8) for k in ("ddpm", "v")},
-    **{f"student-half-long-{k}-of-x4": of_x4(f"2{k}-x4", truth=0.5, longer=2) for k in ("ddpm", "v")},
+    **{
+        f"{kind}2-x{rate}": Model(objectives=(kind,), most_detailed=NOISE_EXPERTS, rate=rate)
+        for kind in ("ddpm", "v")
+        for rate in (4, 8)
+    },
+    "student-of-x4": taught_by(),
+    "student-half-of-x4": taught_by(truth=0.5),
+    "student-half-x8-of-x4": taught_by(truth=0.5, rate=8),
+    "student-long-of-x4": taught_by(longer=2),  # as `atoll distill` does where nothing is said: an expert's batch
+    "student-half-long-of-x4": taught_by(truth=0.5, longer=2),
+    **{f"student-{k}-of-x4": taught_by(f"2{k}-x4") for k in ("ddpm", "v")},
+    **{f"student-half-x8-{k}-of-x4": taught_by(f"2{k}-x4", truth=0.5, rate=8) for k in ("ddpm", "v")},
+    **{f"student-half-long-{k}-of-x4": taught_by(f"2{k}-x4", truth=0.5, longer=2) for k in ("ddpm", "v")},
+    **{f"student-trust-{k}-of-x4": taught_by(f"2{k}-x4", by_kind=True) for k in ("ddpm", "v")},
+    **{
+        f"student-half-{how}-trust-{k}-of-x4": taught_by(f"2{k}-x4", truth=0.5, rate=rate, longer=longer, by_kind=True)
+        for k in ("ddpm", "v")
+        for how, rate, longer in (("x8", 8, 1), ("long", 4, 2))
+    },
+    "student-x8-of-x8": taught_by("flow8-x8", rate=8),
+    "student-half-x8-of-x8": taught_by("flow8-x8", truth=0.5, rate=8),
+    **{
+        f"student-half-x8-trust-{k}-of-x8": taught_by(f"2{k}-x8", truth=0.5, rate=8, by_kind=True)
+        for k in ("ddpm", "v")
+    },
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -168,7 +187,11 @@ class Ensemble:
 
 ENSEMBLES: Mapping[str, Ensemble] = {
     "mixed": Ensemble("noise2", "ddpm", NOISE_EXPERTS),
-    **{f"2{kind}-x4": Ensemble(f"{kind}2-x4", kind, NOISE_EXPERTS, base="flow8-x4") for kind in ("ddpm", "v")},
+    **{
+        f"2{kind}-x{rate}": Ensemble(f"{kind}2-x{rate}", kind, NOISE_EXPERTS, base=f"flow8-x{rate}")
+        for kind in ("ddpm", "v")
+        for rate in (4, 8)
+    },
     **{f"{n}ddpm:{CLUSTERS - n}flow": Ensemble("noise8", "ddpm", n) for n in (1, 2, 4)},
     "8ddpm": Ensemble("noise8", "ddpm", CLUSTERS),
     **{f"2{kind}:6flow": Ensemble("kinds", kind, NOISE_EXPERTS) for kind in MODELS["kinds"].objectives},
@@ -301,11 +324,13 @@ def table_f(scale: Scale) -> dict[str, list[Arm]]:
         "literal": [Arm("F", m, "top-1", fusion="paper", compared="flow8") for m in ("2ddpm:6flow", "8ddpm")],
         "kinds": parts("2v:6flow", "2x0:6flow", "2edm:6flow"),
         "sizes": parts("4small:4flow"),
-        "of-x4": [
-            Arm("F", model, "top-1", g, compared="flow8-x4")
-            for model in ("2ddpm-x4", "2v-x4")
+    } | {
+        f"of-x{rate}": [
+            Arm("F", f"2{kind}-x{rate}", "top-1", g, compared=f"flow8-x{rate}")
+            for kind in ("ddpm", "v")
             for g in (1.0, scale.guidances[-1])
-        ],
+        ]
+        for rate in (4, 8)
     }
 
 
@@ -335,6 +360,14 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "long-kinds-of-x4": ("student-half-long-ddpm-of-x4", "student-half-long-v-of-x4"),
             # chosen when all of these had been measured
             "x8-kinds-of-x4": ("student-half-x8-ddpm-of-x4", "student-half-x8-v-of-x4"),
+            # and these when students of noise teachers had been found a little worse, and trust by kind had been
+            # chosen on digits (seed 7)
+            **{
+                f"trust-{k}-of-x4": tuple(f"student{how}-trust-{k}-of-x4" for how in ("", "-half-x8", "-half-long"))
+                for k in ("ddpm", "v")
+            },
+            "of-x8": ("student-half-x8-of-x8", "student-half-x8-trust-ddpm-of-x8"),
+            "more-of-x8": ("student-x8-of-x8", "student-half-x8-trust-v-of-x8"),
         }.items()
     }
 

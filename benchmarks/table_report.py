@@ -163,7 +163,7 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
             continue
         best = {family: min(own, key=lambda a: a["frechet"]) for family, own in rivals.items()}
         for model, own in here.items():
-            varied = {a["model"] for a in own} != {model} or model.endswith("-of-x4")
+            varied = {a["model"] for a in own} != {model} or re.search(r"-of-x\d+$", model) is not None
             for arm in own if varied else ():
                 if arm["route"] not in (None, "top-1"):
                     continue
@@ -182,7 +182,8 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
         "## Beside the best rate of each",
         "",
         f"The rate is {Scale().learning_rate:g} where nothing is said; x4 is four times that, of-x4 is of experts at "
-        "that. Ratios are to the best monolith and to the best ensemble of all rates.",
+        "that, of-x8 of experts at eight times it. Ratios are to the best monolith and to the best ensemble of all "
+        "rates.",
         "",
         "| model | guidance | seed | FD | over the best monolith | over the best ensemble | agreement |",
         "|---|---|---|---|---|---|---|",
@@ -203,7 +204,9 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         model = MODELS[arm["model"]]
         base = ENSEMBLES[model.teachers].base if model.teachers in ENSEMBLES else model.teachers
         monolith = replace(MODELS["monolith"], rate=MODELS[base].rate)
-        of_flow = {name for name, other in MODELS.items() if other == replace(model, teachers=base)} - {arm["model"]}
+        of_flow = {name for name, other in MODELS.items() if other == replace(model, teachers=base, by_kind=False)} - {
+            arm["model"]
+        }
         cells = [
             over(arm, {model.teachers}, usable, route="top-1"),
             over(arm, {name for name, other in MODELS.items() if other == monolith}, usable),
@@ -218,8 +221,9 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "## Students",
         "",
         "A student's name says: half, that half of what it learned is the sample's own target; x8, its rate; long, "
-        "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; of-x4, their "
-        "rate. Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
+        "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; trust, "
+        "that those were believed by their kind, as `atoll distill` does; of-x4, the teachers' rate. "
+        "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
         "the best network that learned from the data alone (`alone`) for the same operations, at any rate and number "
         "of steps; and, of a student of teachers of two objectives, to the same student of flow teachers alone.",
         "",

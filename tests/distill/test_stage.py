@@ -163,11 +163,14 @@ def test_a_student_trains_as_an_expert_does(teachers: Teachers) -> None:
     assert plan.training.warmup_images == 2 * expert.warmup_images
 
 
-def test_students_from_before_the_truth_are_found_again(teachers: Teachers) -> None:
-    """A plan without a share of it has the digest that it had when plans could not say so."""
+def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers) -> None:
+    """A plan without a share of the truth has the digest that it had when plans could not say so; so has one that
+    believes its teachers as a whole."""
     plan = student_plan(teachers.orders)
-    before = {key: value for key, value in plan.model_dump(mode="json").items() if key != "truth"}
+    before = {key: value for key, value in plan.model_dump(mode="json").items() if key not in ("truth", "trust")}
     assert plan.digest() == sha256_bytes(canonical_json(before))
+    assert plan.model_copy(update={"trust": "whole"}).digest() == plan.digest()
+    assert plan.model_copy(update={"trust": "kind"}).digest() != plan.digest()
     assert plan.model_copy(update={"truth": 0.5}).digest() != plan.digest()
 
 

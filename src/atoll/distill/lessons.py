@@ -34,10 +34,13 @@ from ..process import (
     Kind,
     Objective,
     Prediction,
+    Schedule,
     coefficients,
     convert,
     linear_form,
+    per_sample,
     widen,
+    x0_gain,
 )
 from ..router.learning import ClusteredSamples
 from ..training.packing import Batch
@@ -72,12 +75,51 @@ def taught(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor, condit
     return convert(answer, objective.kind, objective.schedule, x, t).value
 
 
-def corrected(answer: Tensor, truth: Tensor, share: float) -> Tensor:
-    """A teacher's answer with a share of the sample's own target in it: (1 - share) answer + share truth.
+def believed(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
+    """The share of its answer for which a student believes a teacher of this process at its own times t: float64 [B].
+
+    An error of what the teacher predicts is g times as large in what the student learns, g the `x0_gain` of the
+    teacher's kind over that of the student's, at equal signal-to-noise; so its plain loss made 1 / g^2 of an error of
+    which the student's makes 1. That is the share, and at most 1: for a velocity (1 - t)^2 of predicted noise,
+    (1 - t)^2 + t^2 of v on a path of constant variance, t^2 of x0; 1 of the student's own process.
+    """
+    if (schedule, kind) == (objective.schedule, objective.kind):
+        return torch.ones_like(widen(t))
+    s = schedule.time_at(objective.schedule.log_snr(t))
+    share = (x0_gain(objective.kind, objective.schedule, t) / x0_gain(kind, schedule, s)).square()
+    return share.nan_to_num(1.0).clamp(max=1.0)  # 0 / 0 where both kinds tell x0 as it is
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far the teachers of a student are believed, by what they predict."""
+
+    objective: Objective  # the student's
+    processes: Sequence[tuple[Schedule, Kind]]  # the teachers', by cluster
+
+    def share(self, clusters: Tensor, t: Tensor) -> Tensor:
+        """Of the answers to states of samples of these clusters int64 [B] at the student's times t: float64 [B]."""
+        found = torch.ones_like(widen(t))
+        for process in set(self.processes):
+            its = torch.tensor([each == process for each in self.processes])[clusters]
+            found[its] = believed(*process, self.objective, t[its])
+        return found
+
+    def doubted(self) -> list[int]:
+        """Clusters whose teachers are not believed as a whole at all times."""
+        t = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
+        return [k for k, own in enumerate(self.processes) if bool((believed(*own, self.objective, t) < 0.999).any())]
+
+
+def corrected(answer: Tensor, truth: Tensor, share: float | Tensor) -> Tensor:
+    """A teacher's answer with a share of the sample's own target in it, one for all or [B]: (1 - share) answer + share
+    truth.
 
     A teacher is wrong in the same way at every sample, the sample's own target only by chance: its mean is right. So a
     share s leaves (1 - s)^2 of the teachers' squared error to the student, and s^2 of the noise of learning from data.
     """
+    if isinstance(share, Tensor):
+        return torch.lerp(answer.to(truth.dtype), truth, per_sample(share, truth).to(truth))
     return torch.lerp(answer.to(truth.dtype), truth, share) if share else answer
 
 
@@ -86,7 +128,7 @@ class DataLessons:
     """States are noisy training samples, and the expert of a sample's own cluster answers; no router is asked.
 
     `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too. The
-    target has a share `truth` of the sample's own.
+    target has a share `truth` of the sample's own, and what `trust` takes from a teacher's.
     """
 
     objective: Objective
@@ -96,6 +138,7 @@ class DataLessons:
     latent: tuple[int, ...]
     device: torch.device
     truth: float = 0.0
+    trust: Trust | None = None
     resident: ResidentSamples | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,10 +157,12 @@ class DataLessons:
         at = self.objective.at(t).to(dtype=torch.float32)
         here, eps = at.to(self.device), numbers.eps.to(self.device)
         x = here.noisy(x0, eps)
-        teacher = self.experts.about(self.clustered.clusters[rows].to(self.device))
+        clusters = self.clustered.clusters[rows]
+        teacher = self.experts.about(clusters.to(self.device))
         with self._lock, torch.no_grad():  # batches are drawn by several threads, experts are asked by one
             answer = taught(teacher, self.objective, x, widen(t, self.device), condition)
-        target = corrected(answer, here.target(x0, eps), self.truth)
+        share = self.truth if self.trust is None else 1 - (1 - self.truth) * self.trust.share(clusters, t)
+        target = corrected(answer, here.target(x0, eps), share)
         return {"x": x, "t": t, "target": target, "weight": at.weight, **condition.tensors()}
 
 

@@ -21,6 +21,7 @@ DEFAULT_OBJECTIVE = "flow"
 
 States = Literal["data", "samples"]
 StartFrom = Literal["random", "best", "average"]
+TrustIn = Literal["kind", "whole"]
 
 
 class DistillPlan(BaseModel):
@@ -36,14 +37,20 @@ class DistillPlan(BaseModel):
     truth: float = Field(
         0.0, ge=0, le=1, description="share of the sample's own target in a teacher's answer; not DDM's"
     )
+    trust: TrustIn | None = Field(
+        None,
+        description="in teachers: kind, less where an error of what one predicts grows on the way to the student, the "
+        "sample's own target for the rest; whole, as DDM; none: kind, where there is such a teacher and data",
+    )
     states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
     route: str | None = Field(None, description="with samples: which experts answer")
     steps: int = Field(32, ge=2, description="with samples: states of one trajectory")
     prompts: tuple[str, ...] = Field((), description="with samples: what is asked for")
 
     def identity(self) -> dict[str, Any]:
-        """What a student is known by. Plans had no `truth` once: one without it is what it was."""
-        return self.model_dump(mode="json", exclude=set() if self.truth else {"truth"})
+        """What a student is known by. Plans had no `truth` and no `trust` once: without them it is what it was."""
+        unsaid = {"truth"} if not self.truth else set()
+        return self.model_dump(mode="json", exclude=unsaid | ({"trust"} if self.trust != "kind" else set()))
 
     def digest(self) -> str:
         return sha256_bytes(canonical_json(self.identity()))

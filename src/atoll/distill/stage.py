@@ -32,7 +32,7 @@ from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
 from ..models.accounting import account, flops_forward
 from ..models.dit import DiT
-from ..process import Condition
+from ..process import Condition, Objective
 from ..router.learning import ClusteredSamples
 from ..training.checkpoints import saved_execution
 from ..training.execution import device_name, named_or_best
@@ -42,8 +42,8 @@ from ..training.resources import Choice, Resources, usable
 from ..training.seeds import seed_from
 from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
-from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons
-from .plan import Cost, DistillPlan, StartFrom, cost_of, mean_forward
+from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons, Trust
+from .plan import Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward
 from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
 MADE_BY = "plan or other teachers"
@@ -82,6 +82,10 @@ class Teachers:
     def candidates(self, sizes: Mapping[int, int]) -> list[Candidate]:
         places = {member.cluster: place_of(self.run, member) for member in self.version.serving}
         return [Candidate(k, places[k], expert, sizes[k]) for k, expert in self.experts.items()]
+
+    def trust(self, objective: Objective) -> Trust:
+        """How far a student with this objective may believe them, by cluster."""
+        return Trust(objective, [(e.card.schedule, e.card.kind) for _, e in sorted(self.experts.items())])
 
     def card(self, plan: DistillPlan, data: Artifact | None) -> ExpertCard:
         """Of a student from random weights."""
@@ -156,7 +160,7 @@ def distill(
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         school = sampled_school(teachers, plan, desk) if plan.states == "samples" else data_school(teachers, plan, desk)
         choice = choose(resources, plan, school, desk, state)
-        for note in (choice.said and f"computing: {choice.said}", school.cost.sentence()):
+        for note in (choice.said and f"computing: {choice.said}", school.cost.sentence(), told_trust(plan, teachers)):
             if note:
                 log(Progress(0, plan.training.images, note=note))
         device = choice.open_device()
@@ -222,6 +226,8 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
         return
     if plan.truth:
         raise UserError(f"--truth {plan.truth:g}: with --from-samples there is no data to take it from; leave it out")
+    if plan.trust == "kind":
+        raise UserError("trust kind: with --from-samples there is no data to say the rest; leave it out")
     if plan.start == "best":
         raise UserError("--start best: is measured on data; with --from-samples use average, or leave it out")
     if version.text is not None and not plan.prompts:
@@ -235,7 +241,20 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
 def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
     """The plan with nothing left open, so that the student's record says what was done."""
     route = teachers.version.route if plan.states == "samples" and plan.route is None else plan.route
-    return plan.model_copy(update={"route": route, "start": plan.start or usual_start(plan, teachers)})
+    start, trust = plan.start or usual_start(plan, teachers), plan.trust or usual_trust(plan, teachers)
+    return plan.model_copy(update={"route": route, "start": start, "trust": trust})
+
+
+def told_trust(plan: DistillPlan, teachers: Teachers) -> str:
+    """A line about teachers that are not believed as a whole, or nothing."""
+    doubted = teachers.trust(plan.objective).doubted() if plan.trust == "kind" else []
+    count = f"{len(doubted)} of {len(teachers.experts)} teachers predict otherwise than the student"
+    return f"{count}: where that makes their errors larger, the data is believed instead" if doubted else ""
+
+
+def usual_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
+    """By kind where that says anything, and the data is there to say the rest."""
+    return "whole" if plan.states == "samples" or not teachers.trust(plan.objective).doubted() else "kind"
 
 
 def usual_start(plan: DistillPlan, teachers: Teachers) -> StartFrom:
@@ -298,7 +317,8 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
     experts = OwnExperts(placed.engine(desk.precision).denoisers)
     latent = tuple(version.latent.shape)
-    lessons = DataLessons(plan.objective, plan.training, clustered, experts, latent, desk.device, plan.truth)
+    trust = teachers.trust(plan.objective) if plan.trust == "kind" else None
+    lessons = DataLessons(plan.objective, plan.training, clustered, experts, latent, desk.device, plan.truth, trust)
     per_image = mean_forward({k: e.card.architecture for k, e in teachers.experts.items()}, sizes)
     cost = cost_of(plan, per_image, teachers.orders)
     school = School(

@@ -13,13 +13,14 @@ expert's architecture:
     random      the same from random weights
     average     the same from the average of the experts' weights
     samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
-    mixed, v    as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
+    mixed-trust, v-trust   as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
+    mixed, v    the same, but those two are believed as a whole, as DDM's are, and not by their kind
     half        as default, with half of the sample's own target in what is learned
-    mixed-half, mixed-random, ...   half and random of the other two ensembles: the best expert may be one of the two
+    mixed-trust-half, ...  half and random of the other two ensembles: the best expert may be one of the two
                 that predict something else, so only students from random weights differ in nothing but their teachers
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
     fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
-    mixed-fast, ...   as mixed and so on, at that rate
+    mixed-trust-fast, ...  as mixed-trust and so on, at that rate
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -60,37 +61,28 @@ MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow", "v": "2v:6flow"}
 FAST = ["--set", "training.learning_rate=0.012"]
 HALF = ["--truth", "0.5"]
 RANDOM = ["--start", "random"]
-STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
-    "default": ("flow", []),
-    "random": ("flow", RANDOM),
-    "average": ("flow", ["--start", "average"]),
-    "samples": ("flow", ["--from-samples"]),
-    "mixed": ("mixed", []),
-    "v": ("v", []),
-    "half": ("flow", HALF),
-    "mixed-half": ("mixed", HALF),
-    "v-half": ("v", HALF),
-    "mixed-random": ("mixed", RANDOM),
-    "v-random": ("v", RANDOM),
-    "fast": ("flow", FAST),
-    "mixed-fast": ("mixed", FAST),
-    "v-fast": ("v", FAST),
-    "half-fast": ("flow", HALF + FAST),
-    "mixed-half-fast": ("mixed", HALF + FAST),
-    "v-half-fast": ("v", HALF + FAST),
-    "random-fast": ("flow", RANDOM + FAST),
-    "mixed-random-fast": ("mixed", RANDOM + FAST),
-    "v-random-fast": ("v", RANDOM + FAST),
-}
-HOWS = {  # students of teachers of two objectives are named by these, each beside that of flow teachers
-    "-random": "`--start random`",
-    "-random-fast": "`--start random`, four times the rate",
-    "": "the default: from the best flow expert there is",
-    "-fast": "the same, four times the rate",
-    "-half": "`--truth 0.5`",
-    "-half-fast": "`--truth 0.5`, four times the rate",
+HOWS: dict[str, tuple[str, list[str]]] = {  # what a student's name ends in: how that is told, and its options
+    "-random": ("`--start random`", RANDOM),
+    "-random-fast": ("`--start random`, four times the rate", RANDOM + FAST),
+    "": ("the default: from the best flow expert there is", []),
+    "-fast": ("the same, four times the rate", FAST),
+    "-half": ("`--truth 0.5`", HALF),
+    "-half-fast": ("`--truth 0.5`, four times the rate", HALF + FAST),
 }
 OTHERS = {"mixed": "2 ddpm, 6 flow", "v": "2 v, 6 flow"}
+TRUSTS = {"-trust": "", "": "; `--set trust=whole`"}  # of students of these: believed by kind, and as a whole
+WHOLE = ["--set", "trust=whole"]
+STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
+    **{how[1:] or "default": ("flow", options) for how, (_, options) in HOWS.items()},
+    "average": ("flow", ["--start", "average"]),
+    "samples": ("flow", ["--from-samples"]),
+    **{
+        f"{other}{trust}{how}": (other, options if trust else options + WHOLE)
+        for other in OTHERS
+        for trust in TRUSTS
+        for how, (_, options) in HOWS.items()
+    },
+}
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
 SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
@@ -116,7 +108,7 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "student-half-fast": "`--truth 0.5`",
     "student-data-fast": "no teachers",
 }
-BESIDE = tuple(f"student-{other}{how}" for other in OTHERS for how in HOWS)  # rows of the second table
+BESIDE = tuple(f"student-{name}" for name, (whose, _) in STUDENTS.items() if whose in OTHERS)  # the second table's
 
 
 def main() -> None:
@@ -303,8 +295,9 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
         "student of two objectives over that of flow": {
-            f"{other}{how}": {scale: over_flow(seeds, other, how, scale) for scale in GUIDANCES}
+            f"{other}{trust}{how}": {scale: over_flow(seeds, other + trust, how, scale) for scale in GUIDANCES}
             for other in OTHERS
+            for trust in TRUSTS
             for how in HOWS
         },
         "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
@@ -364,13 +357,12 @@ def objectives_table(record: dict[str, Any]) -> list[str]:
     """Students of teachers of two objectives over those of flow teachers: the mean and each seed's."""
     head = [f"{name}, guidance {scale}" for name in OTHERS.values() for scale in GUIDANCES]
     lines = [f"| student of two objectives over that of flow | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
-    for how, name in HOWS.items():
+    for (trust, believed), (how, (name, _)) in product(TRUSTS.items(), HOWS.items()):
         cells = []
-        for other in OTHERS:
-            for scale in GUIDANCES:
-                ratios = over_flow(record["seeds"], other, how, scale)
-                cells.append(f"{mean(ratios):.3f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        for other, scale in product(OTHERS, GUIDANCES):
+            ratios = over_flow(record["seeds"], other + trust, how, scale)
+            cells.append(f"{mean(ratios):.3f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
+        lines.append(f"| {name}{believed} | {' | '.join(cells)} |")
     return lines
 
 

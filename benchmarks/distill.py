@@ -119,6 +119,7 @@ def main() -> None:
     running.add_argument("--work", type=Path, required=True, help="runs and students lie here, and go on here")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--size", choices=sorted(SIZES), default="demo")
+    running.add_argument("--only", nargs="+", choices=sorted(STUDENTS), help="these students, and no data alone")
     running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
     drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
@@ -144,7 +145,7 @@ def run(arguments: argparse.Namespace) -> None:
     }
     for seed in arguments.seeds:
         work, compare = arguments.work.resolve() / f"seed-{seed}", not arguments.no_monolith
-        record["seeds"].append(measure(work, seed, arguments.size, compare=compare))
+        record["seeds"].append(measure(work, seed, arguments.size, arguments.only, compare=compare))
         arguments.out.write_text(json.dumps(record | {"summary": summary(record["seeds"])}, indent=1) + "\n")
     print("\n".join(table(json.loads(arguments.out.read_text()))))
 
@@ -157,15 +158,16 @@ def commit() -> str:
     return head + (" with changes" if changed else "")
 
 
-def measure(work: Path, seed: int, size: str, *, compare: bool) -> dict[str, Any]:
-    """Everything of one seed."""
+def measure(work: Path, seed: int, size: str, only: Sequence[str] | None, *, compare: bool) -> dict[str, Any]:
+    """Everything of one seed, or only some students and what they need."""
     settings, count, steps = SIZES[size]
     runs = {name: work / name for name in MIXES}
     for name, mix in MIXES.items():
         make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
-    students = {name: work / "students" / name for name in (*STUDENTS, *ALONE)}
+    names, without = [*(only or STUDENTS)], {} if only else ALONE
+    students = {name: work / "students" / name for name in (*names, *without)}
 
     def taught(name: str) -> None:
         whose, options = STUDENTS[name]
@@ -177,14 +179,14 @@ def measure(work: Path, seed: int, size: str, *, compare: bool) -> dict[str, Any
         how = ["-n", count, "--steps", steps, "--guidance", scale]
         atoll("evaluate", runs[name], *how, *beside, "--out", results(work, name, scale))
 
-    at_once([lambda name=name: taught(name) for name in STUDENTS])  # type: ignore[misc]
-    told = {name: json.loads((students[name] / "distillation.json").read_text()) for name in STUDENTS}
+    at_once([lambda name=name: taught(name) for name in names])  # type: ignore[misc]
+    told = {name: json.loads((students[name] / "distillation.json").read_text()) for name in names}
     operations = {name: each["operations"] for name, each in told.items()}
 
     def alone(name: str, like: str) -> None:
         operations[name] = train_alone(runs["flow"], name, students[name], settings(seed), told[like])
 
-    at_once([lambda each=each: alone(*each) for each in ALONE.items()])  # type: ignore[misc]
+    at_once([lambda each=each: alone(*each) for each in without.items()])  # type: ignore[misc]
     at_once([lambda each=each: painted(*each) for each in product(runs, GUIDANCES)])  # type: ignore[misc]
     arms: dict[str, dict[str, Any]] = {}
     for name, scale in product(runs, GUIDANCES):
@@ -195,7 +197,7 @@ def measure(work: Path, seed: int, size: str, *, compare: bool) -> dict[str, Any
         "floors": evaluated(work, "flow", GUIDANCES[0])["floors"],
         "operations": operations,
         "started": {name: each["start"] for name, each in told.items()},
-        "per_step": per_step(runs["flow"], told["default"]),
+        "per_step": per_step(runs["flow"], told[names[0]]),
         "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in (*ROWS, *BESIDE)},
     }
 
@@ -290,15 +292,14 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         for row in ROWS
         if all(f"{row}-g1" in seed["arms"] for seed in seeds)
     }
-    spent = [seed["operations"]["default"] for seed in seeds]
+    spent = [next(iter(seed["operations"].values())) for seed in seeds]  # alike for all that have teachers
     return {
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
         "student of two objectives over that of flow": {
             f"{other}{trust}{how}": {scale: over_flow(seeds, other + trust, how, scale) for scale in GUIDANCES}
-            for other in OTHERS
-            for trust in TRUSTS
-            for how in HOWS
+            for other, trust, how in product(OTHERS, TRUSTS, HOWS)
+            if f"student-{other}{trust}{how}-g{GUIDANCES[0]}" in seeds[0]["arms"]
         },
         "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
         "targets": {"student over ensemble": 1.1, "share": 1 / 3, "two objectives over flow": 1.0},
@@ -358,6 +359,8 @@ def objectives_table(record: dict[str, Any]) -> list[str]:
     head = [f"{name}, guidance {scale}" for name in OTHERS.values() for scale in GUIDANCES]
     lines = [f"| student of two objectives over that of flow | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
     for (trust, believed), (how, (name, _)) in product(TRUSTS.items(), HOWS.items()):
+        if not all(f"student-{other}{trust}{how}-g{GUIDANCES[0]}" in record["seeds"][0]["arms"] for other in OTHERS):
+            continue
         cells = []
         for other, scale in product(OTHERS, GUIDANCES):
             ratios = over_flow(record["seeds"], other + trust, how, scale)

@@ -79,15 +79,16 @@ def believed(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) ->
     """The share of its answer for which a student believes a teacher of this process at its own times t: float64 [B].
 
     An error of what the teacher predicts is g times as large in what the student learns, g the `x0_gain` of the
-    teacher's kind over that of the student's, at equal signal-to-noise; so its plain loss made 1 / g^2 of an error of
-    which the student's makes 1. That is the share, and at most 1: for a velocity (1 - t)^2 of predicted noise,
-    (1 - t)^2 + t^2 of v on a path of constant variance, t^2 of x0; 1 of the student's own process.
+    teacher's kind over that of the student's, at equal signal-to-noise. So the teacher's plain loss made w = 1 / g^2,
+    at most 1, of an error of which the student's makes 1. The answer has one voice, and the truth what is missing,
+    1 - w: of two voices 1 / (2 - w) is the answer's. For a velocity w is (1 - t)^2 of predicted noise,
+    (1 - t)^2 + t^2 of v on a path of constant variance, t^2 of x0, and 1 of a velocity on the same path.
     """
     if (schedule, kind) == (objective.schedule, objective.kind):
         return torch.ones_like(widen(t))
     s = schedule.time_at(objective.schedule.log_snr(t))
-    share = (x0_gain(objective.kind, objective.schedule, t) / x0_gain(kind, schedule, s)).square()
-    return share.nan_to_num(1.0).clamp(max=1.0)  # 0 / 0 where both kinds tell x0 as it is
+    made = (x0_gain(objective.kind, objective.schedule, t) / x0_gain(kind, schedule, s)).square()
+    return 1.0 / (2.0 - made.nan_to_num(1.0).clamp(max=1.0))  # 0 / 0 where both kinds tell x0 as it is
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,17 @@ import torch
 
 from atoll.artifacts import Store
 from atoll.data.stream import sample_order
-from atoll.distill.lessons import TRAJECTORIES, DataLessons, OwnExperts, Questions, SampledLessons, taught
+from atoll.distill.lessons import (
+    TRAJECTORIES,
+    DataLessons,
+    OwnExperts,
+    Questions,
+    SampledLessons,
+    Trust,
+    believed,
+    corrected,
+    taught,
+)
 from atoll.distill.plan import DistillPlan, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school
 from atoll.ensemble.engine import ExpertEngine
@@ -198,6 +209,90 @@ def test_a_share_of_the_truth_is_of_the_samples_own_target(schedule: Schedule, k
     assert not torch.allclose(drawn[0.0]["target"], own)
     mean = 0.75 * drawn[0.0]["target"] + 0.25 * own
     torch.testing.assert_close(drawn[0.25]["target"], mean)
+
+
+FLOW = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind", "made"),
+    [
+        (LinearFlow(), Kind.VELOCITY, torch.ones_like),
+        (CosineVP(), Kind.EPSILON, lambda t: (1 - t) ** 2),
+        (LinearFlow(), Kind.EPSILON, lambda t: (1 - t) ** 2),
+        (CosineVP(), Kind.V, lambda t: (1 - t) ** 2 + t**2),
+        (EDM(), Kind.X0, lambda t: t**2),
+    ],
+    ids=name,
+)
+def test_how_far_a_teacher_is_believed(
+    schedule: Schedule, kind: Kind, made: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """By hand, for a student of velocities: v = (eps - x) / (1 - t) = (x - x0) / t, and on a path of constant variance
+    v' / ((1 - t)^2 + t^2)^(1/2) beside x; the loss of what is predicted makes so much, squared, of an error of v."""
+    t = torch.linspace(0.05, 0.95, 10, dtype=torch.float64)
+    torch.testing.assert_close(believed(schedule, kind, FLOW, t), 1 / (2 - made(t)))
+
+
+@pytest.mark.parametrize("t", [0.0, 1.0])
+@pytest.mark.parametrize(("schedule", "kind"), TEACHERS, ids=name)
+def test_half_of_an_answer_is_believed_at_least_and_at_the_ends(schedule: Schedule, kind: Kind, t: float) -> None:
+    for objective in (Objective(schedule=s, kind=k) for s, k in STUDENTS):
+        share = believed(schedule, kind, objective, torch.tensor([t], dtype=torch.float64))
+        assert 0.5 <= share.item() <= 1
+
+
+@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
+def test_a_student_is_believed_by_one_of_its_own_process(schedule: Schedule, kind: Kind) -> None:
+    """As a whole, to the bit; and one that learns noise believes all who were trained with more care for it."""
+    t = torch.rand(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    objective = Objective(schedule=schedule, kind=kind)
+    assert torch.equal(believed(schedule, kind, objective, t), torch.ones_like(t))
+    noise = Objective(schedule=CosineVP(), kind=Kind.EPSILON)
+    assert Trust(noise, [(LinearFlow(), Kind.VELOCITY), (CosineVP(), Kind.V)]).doubted() == []
+    assert Trust(FLOW, [*TEACHERS]).doubted() == [1, 2, 3]
+
+
+def test_belief_leaves_the_mean_lesson_as_it_is() -> None:
+    """Truth and ideal teachers agree in the mean, so however far these are believed a student learns the same: the mean
+    over the samples that may lie behind a state is the teacher's own answer."""
+    numbers = torch.Generator().manual_seed(3)
+    x0, component = WORLD.sample(200_000, numbers)
+    mine = WORLD.clusters[component] == 1  # the noise teacher's
+    x0, eps = x0[mine], torch.randn(x0[mine].shape, generator=numbers, dtype=torch.float64)
+    t = torch.full((len(x0),), 0.7, dtype=torch.float64)
+    x = noisy(LinearFlow(), x0, eps, t)
+    answer = taught(OwnExperts(exact_teachers()).about(torch.ones(len(x0)).long()), FLOW, x, t, None)
+    share = Trust(FLOW, TEACHERS).share(torch.ones(len(x0)).long(), t)
+    target = corrected(answer, FLOW.target(x0, eps, t).value, 1 - share)
+    excess = target - answer
+    assert share[0] == pytest.approx(1 / (2 - 0.3**2))
+    assert excess.abs().mean() > 0.1, "single lessons have the truth's noise"
+    # least squares on the state finds nothing in it
+    design = torch.cat([x.flatten(1), torch.ones(len(x), 1, dtype=torch.float64)], 1)
+    found = torch.linalg.lstsq(design, excess.flatten(1)).solution
+    assert found.abs().max() < 0.02
+
+
+def test_lessons_of_a_real_run_believe_by_kind(tiny_demo: Path) -> None:
+    """Its noise experts' rows have their share of the sample's own target, those of flow experts nothing of it."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    plan = plan.model_copy(update={"objective": FLOW})
+    drawn = {}
+    for trust, truth in (("whole", 0.0), ("kind", 0.0), ("kind", 0.5), ("whole", 1.0)):
+        told = plan.model_copy(update={"trust": trust, "truth": truth})
+        lessons = data_school(teachers, told, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons
+        drawn[trust, truth] = lessons.draw(0, 96, slice(0, 96))
+    assert isinstance(lessons, DataLessons)
+    noise = torch.tensor([teachers.experts[k].card.kind is Kind.EPSILON for k in range(8)])
+    its = noise[asked_clusters(lessons, 0, 96)]
+    assert 0 < int(its.sum()) < 96
+    answer, own = drawn["whole", 0.0]["target"], drawn["whole", 1.0]["target"]
+    assert torch.equal(drawn["kind", 0.0]["target"][~its], answer[~its])
+    share = torch.where(its, 1 / (2 - (1 - drawn["kind", 0.0]["t"]) ** 2), 1.0).float().view(-1, 1, 1, 1)
+    for truth in (0.0, 0.5):
+        kept = (1 - truth) * share
+        torch.testing.assert_close(drawn["kind", truth]["target"], kept * answer + (1 - kept) * own)
 
 
 def asked_clusters(lessons: DataLessons, images: int, batch: int) -> torch.Tensor:

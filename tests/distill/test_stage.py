@@ -17,7 +17,7 @@ from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentSpace
 from atoll.distill.plan import DistillPlan, student_plan
-from atoll.distill.stage import Desk, Teachers, data_school, distill, settled
+from atoll.distill.stage import Desk, Teachers, data_school, distill, settled, told_trust
 from atoll.distill.start import CHOSEN
 from atoll.ensemble.changes import remove_expert
 from atoll.ensemble.status import stages
@@ -26,7 +26,7 @@ from atoll.islands.expert import ExpertCard, all_licences, load_expert, write_ex
 from atoll.model import load
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
-from atoll.process import EDM, Kind, LinearFlow, Objective
+from atoll.process import EDM, CosineVP, Kind, LinearFlow, Objective
 from atoll.training.execution import Execution
 from atoll.training.resources import Resources
 from killed import finish, start
@@ -175,6 +175,22 @@ def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers
 
 
 @pytest.mark.parametrize(
+    ("changes", "settles"),
+    [
+        ({}, "kind"),
+        ({"trust": "whole"}, "whole"),
+        ({"states": "samples", "prompts": ("a handwritten one",)}, "whole"),
+        ({"objective": Objective(schedule=CosineVP(), kind=Kind.EPSILON)}, "whole"),
+    ],
+)
+def test_whom_a_student_believes(changes: dict[str, object], settles: str, teachers: Teachers) -> None:
+    """By kind, where some of its teachers predict what it does not learn as well from them, and the data is there."""
+    plan = settled(tiny_plan(teachers, **changes), teachers)
+    assert plan.trust == settles
+    assert ("2 of 8 teachers predict otherwise" in told_trust(plan, teachers)) == (settles == "kind")
+
+
+@pytest.mark.parametrize(
     ("changes", "begins"),
     [
         ({}, "best"),
@@ -264,6 +280,7 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
         (["--objective", "x"], "--objective x: not known; use ddpm, flow, v"),
         (["--truth", "2"], "--truth 2"),
         (["--from-samples", "--truth", "0.5", "--prompts", __file__], "--truth 0.5: with --from-samples there is no"),
+        (["--from-samples", "--set", "trust=kind", "--prompts", __file__], "trust kind: with --from-samples there is"),
         (["--set", "network.dept=1"], "did you mean network.depth"),
         (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
         (["--set", "network.vocabulary=5"], "what its teachers read, and they have 12"),

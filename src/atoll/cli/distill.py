@@ -65,7 +65,9 @@ def distill(
     all validation data, and sees a quarter of what all experts saw: with the
     teachers' answers a third of a monolith's operations. With --truth 0.5 half
     of what it learns is the data's own: better on photographs, and on digits
-    without guidance.
+    without guidance. Where an expert predicts something else than the student
+    (noise, say), and its errors grow on the way, the data has a share in any
+    case; --set trust=whole takes every answer as it is.
 
     The result is an expert without a cluster: sample, evaluate and export take
     its folder as they take a run. See docs/distill.md.

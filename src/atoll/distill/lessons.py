@@ -129,7 +129,7 @@ class DataLessons:
     """States are noisy training samples, and the expert of a sample's own cluster answers; no router is asked.
 
     `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too. The
-    target has a share `truth` of the sample's own, and what `trust` takes from a teacher's.
+    target has a share `truth` of the sample's own, and what `trust` takes from a teacher's answer.
     """
 
     objective: Objective

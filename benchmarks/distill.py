@@ -119,7 +119,7 @@ def main() -> None:
     running.add_argument("--work", type=Path, required=True, help="runs and students lie here, and go on here")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--size", choices=sorted(SIZES), default="demo")
-    running.add_argument("--only", nargs="+", choices=sorted(STUDENTS), help="these students, and no data alone")
+    running.add_argument("--only", nargs="+", choices=sorted(STUDENTS), help="these students, and what is like them without")
     running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
     drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
@@ -166,7 +166,8 @@ def measure(work: Path, seed: int, size: str, only: Sequence[str] | None, *, com
         make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
-    names, without = [*(only or STUDENTS)], {} if only else ALONE
+    names = [*(only or STUDENTS)]
+    without = {name: like for name, like in ALONE.items() if like in names}
     students = {name: work / "students" / name for name in (*names, *without)}
 
     def taught(name: str) -> None:

@@ -1,8 +1,8 @@
 """The distillation stage: the experts of a run's model become one dense network, an expert without a cluster.
 
 DDM's way: each training sample is answered by the expert of its own cluster, and no router is asked. The experts may be
-of any schedule and kind, since each is asked through its bridge; where errors of what one predicts grow on that way, the
-sample's own target has a share. Or, without data, by the whole mixture on its own trajectories.
+of any schedule and kind, since each is asked through its bridge; where errors of what one predicts grow on that way,
+the sample's own target has a share. Or, without data, by the whole mixture on its own trajectories.
 """
 
 from __future__ import annotations

@@ -119,7 +119,9 @@ def main() -> None:
     running.add_argument("--work", type=Path, required=True, help="runs and students lie here, and go on here")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--size", choices=sorted(SIZES), default="demo")
-    running.add_argument("--only", nargs="+", choices=sorted(STUDENTS), help="these students, and what is like them without")
+    running.add_argument(
+        "--only", nargs="+", choices=sorted(STUDENTS), help="these students, and their like without teachers"
+    )
     running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
     drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from atoll.data.stream import sample_order
-from atoll.distill.lessons import believed, corrected, taught
+from atoll.distill.lessons import corrected, heard, taught
 from atoll.models import fused
 from atoll.models.dit import NORM_EPS, DiT, DiTConfig, gated_add, join_heads, modulate, split_heads
 from atoll.models.router import Router
@@ -282,17 +282,17 @@ class Distilling:
         t = self.objective.times(u.flatten()).view_as(u)
         now = self.objective.at(t.flatten()).to(dtype=torch.float32)
         x = now.noisy(x0.flatten(0, 1), eps.flatten(0, 1)).view_as(x0)
-        wanted, heard = torch.empty_like(x), torch.ones_like(u)
+        wanted, shares = torch.empty_like(x), torch.ones_like(u)
         with torch.no_grad():
             for teachers in self.teachers:
                 given = Condition.of({name: teachers.rows(value) for name, value in condition.items()})
                 answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
                 wanted.index_copy_(0, teachers.clusters, answer.to(x.dtype).unflatten(0, (-1, x.shape[1])))
                 if self.by_kind:
-                    share = believed(teachers.schedule, teachers.kind, self.objective, teachers.rows(t)).to(u.dtype)
-                    heard.index_copy_(0, teachers.clusters, share.unflatten(0, (-1, x.shape[1])))
-        truth = 1 - (1 - self.truth) * heard.flatten() if self.by_kind else self.truth
-        target = corrected(wanted.flatten(0, 1), now.target(x0.flatten(0, 1), eps.flatten(0, 1)), truth)
+                    share = heard(teachers.schedule, teachers.kind, self.objective, teachers.rows(t)).to(u.dtype)
+                    shares.index_copy_(0, teachers.clusters, share.unflatten(0, (-1, x.shape[1])))
+        own = now.target(x0.flatten(0, 1), eps.flatten(0, 1))
+        target = corrected(wanted.flatten(0, 1), own, self.truth, shares.flatten() if self.by_kind else None)
         given = {name: value.flatten(0, 1)[None] for name, value in condition.items()}
         value = stack(x.flatten(0, 1)[None], (t * self.time_scale).flatten()[None], given)[0]
         errors = squared_error(value, target).view_as(u)

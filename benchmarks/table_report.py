@@ -222,7 +222,8 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "",
         "A student's name says: half, that half of what it learned is the sample's own target; x8, its rate; long, "
         "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; trust, "
-        "that those were believed by their kind, as `atoll distill` does; of-x4, the teachers' rate. "
+        "that those were believed by their kind (docs/distill.md; in c706182 for w of what they say, and not yet for "
+        "1 / (2 - w)); of-x4, the teachers' rate. "
         "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
         "the best network that learned from the data alone (`alone`) for the same operations, at any rate and number "
         "of steps; and, of a student of teachers of two objectives, to the same student of flow teachers alone.",

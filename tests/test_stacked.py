@@ -132,7 +132,7 @@ def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
 def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster(truth: float, by_kind: bool) -> None:
     """Against teachers asked one by one, each through its bridge; clusters of unequal size count as if samples were
     drawn from all data. The teachers of two objectives answer in two groups, and not in the order of clusters. By its
-    kind the noise teacher is believed for 1 / (2 - (1 - t)^2) of what it says.
+    kind the noise teacher is heard for 1 / (2 - (1 - t)^2) of what it says.
     """
     objectives, limit = [OBJECTIVES["flow"], OBJECTIVES["ddpm"], OBJECTIVES["flow"]], 5.0
     teachers = [stirred(DiT(POOLED), seed) for seed in range(3)]
@@ -158,8 +158,8 @@ def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_clust
         x = flow.noisy(x0[k], eps[k], t)
         own = NetworkDenoiser(teacher, objective.schedule, objective.kind, POOLED.time_scale)
         share = 1 / (2 - (1 - t) ** 2) if by_kind and k == 1 else torch.ones(4)
-        believed = (1 - truth) * share.float().view(4, 1, 1, 1)
-        target = believed * Bridge(own, limit=limit)(x, t, condition).value + (1 - believed) * (eps[k] - x0[k])
+        kept = (1 - truth) * share.float().view(4, 1, 1, 1)
+        target = kept * Bridge(own, limit=limit)(x, t, condition).value + (1 - kept) * (eps[k] - x0[k])
         answer = student(x, t * POOLED.time_scale, condition)
         expected += shares[k] * torch.nn.functional.mse_loss(answer, target)
     assert losses.shape == (1, 12)

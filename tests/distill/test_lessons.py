@@ -18,8 +18,8 @@ from atoll.distill.lessons import (
     Questions,
     SampledLessons,
     Trust,
-    believed,
     corrected,
+    heard,
     taught,
 )
 from atoll.distill.plan import DistillPlan, student_plan
@@ -36,14 +36,18 @@ from atoll.process import (
     Bridge,
     Condition,
     CosineVP,
+    DDPMBetas,
     Denoiser,
     Kind,
     LinearFlow,
     Objective,
+    Prediction,
     Schedule,
     combine,
     convert,
+    linear_form,
     noisy,
+    tells_only,
 )
 from atoll.training.machines import GIB
 from atoll.training.recipe import Training
@@ -214,47 +218,56 @@ def test_a_share_of_the_truth_is_of_the_samples_own_target(schedule: Schedule, k
 FLOW = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY)
 
 
+BETAS = DDPMBetas("scaled_linear")
+PROCESSES = [(schedule, kind) for schedule in (LinearFlow(), CosineVP(), BETAS, EDM()) for kind in Kind]
+
+
 @pytest.mark.parametrize(
-    ("schedule", "kind", "made"),
+    ("schedule", "kind", "w"),
     [
         (LinearFlow(), Kind.VELOCITY, torch.ones_like),
+        (CosineVP(), Kind.V, torch.ones_like),
         (CosineVP(), Kind.EPSILON, lambda t: (1 - t) ** 2),
-        (LinearFlow(), Kind.EPSILON, lambda t: (1 - t) ** 2),
-        (CosineVP(), Kind.V, lambda t: (1 - t) ** 2 + t**2),
+        (LinearFlow(), Kind.SCORE, lambda t: (1 - t) ** 2),
+        (EDM(), Kind.VELOCITY, lambda t: (1 - t) ** 2),
         (EDM(), Kind.X0, lambda t: t**2),
     ],
     ids=name,
 )
-def test_how_far_a_teacher_is_believed(
-    schedule: Schedule, kind: Kind, made: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    """By hand, for a student of velocities: v = (eps - x) / (1 - t) = (x - x0) / t, and on a path of constant variance
-    v' / ((1 - t)^2 + t^2)^(1/2) beside x; the loss of what is predicted makes so much, squared, of an error of v."""
+def test_how_far_a_teacher_is_heard(schedule: Schedule, kind: Kind, w: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """By hand, for a student of velocities on the linear path: v = (eps - x) / (1 - t) = (x - x0) / t. In whatever unit
+    noise is told, it is noise."""
     t = torch.linspace(0.05, 0.95, 10, dtype=torch.float64)
-    torch.testing.assert_close(believed(schedule, kind, FLOW, t), 1 / (2 - made(t)))
+    torch.testing.assert_close(heard(schedule, kind, FLOW, t), 1 / (2 - w(t)))
 
 
-@pytest.mark.parametrize("t", [0.0, 1.0])
-@pytest.mark.parametrize(("schedule", "kind"), TEACHERS, ids=name)
-def test_half_of_an_answer_is_believed_at_least_and_at_the_ends(schedule: Schedule, kind: Kind, t: float) -> None:
-    for objective in (Objective(schedule=s, kind=k) for s, k in STUDENTS):
-        share = believed(schedule, kind, objective, torch.tensor([t], dtype=torch.float64))
-        assert 0.5 <= share.item() <= 1
+@pytest.mark.parametrize(("schedule", "kind"), PROCESSES, ids=name)
+def test_a_teacher_is_heard_as_its_errors_grow(schedule: Schedule, kind: Kind) -> None:
+    """By the bridge's own formula: an error of 1 in the x0 or the noise that a teacher tells, at the time it is asked
+    at, is g in the velocity that a student learns. Beyond the teacher's band, too, and at both ends of time."""
+    told = tells_only(kind, schedule)
+    t = torch.tensor([0.0, 1e-3, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0], dtype=torch.float64)
+    share = heard(schedule, kind, FLOW, t)
+    if told is None:
+        assert torch.equal(share, torch.ones_like(t))
+        return
+    s, x = schedule.time_at(LinearFlow().log_snr(t)), torch.zeros(8, 1)
+    velocity = (torch.full_like(t, -1.0), torch.ones_like(t))
+    g = linear_form(Prediction(told, torch.ones(8, 1, dtype=torch.float64)), schedule, x.double(), s, velocity)
+    torch.testing.assert_close(share, 1 / (2 - (1 / g[:, 0] ** 2).clamp(max=1)), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
-def test_a_student_is_believed_by_one_of_its_own_process(schedule: Schedule, kind: Kind) -> None:
-    """As a whole, to the bit; and one that learns noise believes all who were trained with more care for it."""
-    t = torch.rand(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    objective = Objective(schedule=schedule, kind=kind)
-    assert torch.equal(believed(schedule, kind, objective, t), torch.ones_like(t))
-    noise = Objective(schedule=CosineVP(), kind=Kind.EPSILON)
-    assert Trust(noise, [(LinearFlow(), Kind.VELOCITY), (CosineVP(), Kind.V)]).doubted() == []
-    assert Trust(FLOW, [*TEACHERS]).doubted() == [1, 2, 3]
+def test_whom_students_doubt() -> None:
+    """Who learns noise hears out teachers of noise, velocity and v; who learns velocity or v only those of both."""
+    processes: list[tuple[Schedule, Kind]] = [*TEACHERS, (BETAS, Kind.EPSILON)]
+    for schedule, kind in ((CosineVP(), Kind.EPSILON), (EDM(), Kind.SCORE)):
+        assert Trust(Objective(schedule=schedule, kind=kind), processes).doubted() == [2]
+    for schedule, kind in ((LinearFlow(), Kind.VELOCITY), (CosineVP(), Kind.V)):
+        assert Trust(Objective(schedule=schedule, kind=kind), processes).doubted() == [1, 2, 4]
 
 
-def test_belief_leaves_the_mean_lesson_as_it_is() -> None:
-    """Truth and ideal teachers agree in the mean, so however far these are believed a student learns the same: the mean
+def test_doubt_leaves_the_mean_lesson_as_it_is() -> None:
+    """Truth and ideal teachers agree in the mean, so whatever the share at a time, a student learns the same: the mean
     over the samples that may lie behind a state is the teacher's own answer."""
     numbers = torch.Generator().manual_seed(3)
     x0, component = WORLD.sample(200_000, numbers)
@@ -264,7 +277,7 @@ def test_belief_leaves_the_mean_lesson_as_it_is() -> None:
     x = noisy(LinearFlow(), x0, eps, t)
     answer = taught(OwnExperts(exact_teachers()).about(torch.ones(len(x0)).long()), FLOW, x, t, None)
     share = Trust(FLOW, TEACHERS).share(torch.ones(len(x0)).long(), t)
-    target = corrected(answer, FLOW.target(x0, eps, t).value, 1 - share)
+    target = corrected(answer, FLOW.target(x0, eps, t).value, 0.0, share)
     excess = target - answer
     assert share[0] == pytest.approx(1 / (2 - 0.3**2))
     assert excess.abs().mean() > 0.1, "single lessons have the truth's noise"
@@ -274,7 +287,7 @@ def test_belief_leaves_the_mean_lesson_as_it_is() -> None:
     assert found.abs().max() < 0.02
 
 
-def test_lessons_of_a_real_run_believe_by_kind(tiny_demo: Path) -> None:
+def test_lessons_of_a_real_run_hear_by_kind(tiny_demo: Path) -> None:
     """Its noise experts' rows have their share of the sample's own target, those of flow experts nothing of it."""
     teachers, plan = tiny_teachers(tiny_demo)
     plan = plan.model_copy(update={"objective": FLOW})
@@ -317,8 +330,6 @@ class Still:
         self.number = number
 
     def __call__(self, x: torch.Tensor, t: torch.Tensor, condition: Condition | None) -> object:
-        from atoll.process import Prediction
-
         x0 = Prediction(Kind.X0, torch.full_like(x, self.number))
         return convert(x0, Kind.VELOCITY, self.schedule, x, t.clamp(min=1e-3))
 

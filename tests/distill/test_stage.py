@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.artifacts import Artifact, Store, canonical_json, sha256_bytes
+from atoll.artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes
 from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentSpace
 from atoll.distill.plan import DistillPlan, student_plan
-from atoll.distill.stage import Desk, Teachers, data_school, distill, settled, told_trust
+from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
 from atoll.distill.start import CHOSEN
 from atoll.ensemble.changes import remove_expert
 from atoll.ensemble.status import stages
@@ -27,6 +27,7 @@ from atoll.model import load
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
 from atoll.process import EDM, CosineVP, Kind, LinearFlow, Objective
+from atoll.training.checkpoints import Checkpoints
 from atoll.training.execution import Execution
 from atoll.training.resources import Resources
 from killed import finish, start
@@ -181,13 +182,32 @@ def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers
         ({"trust": "whole"}, "whole"),
         ({"states": "samples", "prompts": ("a handwritten one",)}, "whole"),
         ({"objective": Objective(schedule=CosineVP(), kind=Kind.EPSILON)}, "whole"),
+        ({"objective": Objective(schedule=CosineVP(), kind=Kind.EPSILON), "trust": "kind"}, "whole"),
     ],
 )
 def test_whom_a_student_believes(changes: dict[str, object], settles: str, teachers: Teachers) -> None:
     """By kind, where some of its teachers predict what it does not learn as well from them, and the data is there."""
     plan = settled(tiny_plan(teachers, **changes), teachers)
     assert plan.trust == settles
-    assert ("2 of 8 teachers predict otherwise" in told_trust(plan, teachers)) == (settles == "kind")
+    assert ("2 of 8 teachers predict what makes" in told_trust(plan, teachers)) == (settles == "kind")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_students_from_before_trust_are_gone_on_with(finished: bool, teachers: Teachers, tmp_path: Path) -> None:
+    """Where nobody says whom to believe, one that was begun or made when all were believed stays that; asked for it by
+    name, it is refused as any other plan is."""
+    plan, out = tiny_plan(teachers), tmp_path / "student"
+    before = settled(plan.model_copy(update={"trust": "whole"}), teachers)
+    if finished:
+        made = distill(teachers.run, out, before, resources=Resources("cpu"))
+        assert made is not None
+    else:
+        Checkpoints(out / "state").begin(before.identity() | {"parents": parents_of(before, teachers)}, "student")
+    again = distill(teachers.run, out, plan, resources=Resources("cpu"))
+    assert again is not None
+    assert again.manifest.parents["plan"] == before.digest()
+    with pytest.raises(UserError, match="already holds an artifact of another plan"):
+        distill(teachers.run, out, plan.model_copy(update={"trust": "kind"}), resources=Resources("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +300,7 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
         (["--objective", "x"], "--objective x: not known; use ddpm, flow, v"),
         (["--truth", "2"], "--truth 2"),
         (["--from-samples", "--truth", "0.5", "--prompts", __file__], "--truth 0.5: with --from-samples there is no"),
-        (["--from-samples", "--set", "trust=kind", "--prompts", __file__], "trust kind: with --from-samples there is"),
+        (["--from-samples", "--set", "trust=kind", "--prompts", __file__], "--set trust=kind: with --from-samples"),
         (["--set", "network.dept=1"], "did you mean network.depth"),
         (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
         (["--set", "network.vocabulary=5"], "what its teachers read, and they have 12"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.process import EDM, Kind, LinearFlow, Prediction, Schedule, combine, convert, noisy, pair, x0_gain
-from atoll.process.prediction import carries_only_noise
+from atoll.process.prediction import carries_only_noise, tells_only
 from gaussian_world import PRODUCT, SCHEDULES, name, states
 
 TIMES = torch.tensor([0.001, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999], dtype=torch.float64)
@@ -65,6 +65,7 @@ def test_x0_gain_is_what_an_error_in_the_value_does_to_x0(schedule: Schedule, ki
 def test_which_kinds_hold_nothing_but_noise(schedule: Schedule, kind: Kind) -> None:
     expected = kind in (Kind.EPSILON, Kind.SCORE) or (kind is Kind.VELOCITY and schedule == EDM())
     assert carries_only_noise(kind, schedule) == expected
+    assert tells_only(kind, schedule) is (Kind.EPSILON if expected else Kind.X0 if kind is Kind.X0 else None)
 
 
 @pytest.mark.parametrize("kind", Kind, ids=name)

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..artifacts import UserError
 
+STOPS = (signal.SIGTERM, signal.SIGINT)
 RETRIES = 3  # of work whose worker died
 WORKERS_PER_GPU = 8  # each holds a context and the networks there
 
@@ -100,23 +101,33 @@ def unstopped() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait until this block is done: a pool that is left while it starts its thread and its
     processes can neither be used nor closed. Processes started here are deaf to Ctrl-C until `end_with` decides.
     """
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-        yield  # signals are handled in the main thread alone
+    if sys.platform == "win32":
+        yield  # no signal can be blocked there
         return
-    met: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: met.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        yield
+        with noted():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Note Ctrl-C and SIGTERM in the main thread, the only one that handles them, and let them through afterwards."""
+    met: list[int] = []
+    listens = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOPS} if listens else {}
+    before = {number: handler for number, handler in before.items() if handler is not None}  # None: not Python's
+    try:
+        for number in before:
+            signal.signal(number, lambda number, frame: met.append(number))
+        yield
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if met:
-            signal.raise_signal(met[0])
+        for stopped in dict.fromkeys(met):
+            signal.raise_signal(stopped)
 
 
 class ThisProcess:

@@ -4,7 +4,8 @@ A lesson is a batch of
 
     x          float32 [B, C, H, W]   the state on the student's path
     t          float64 [B]            the student's time
-    target     float32 [B, C, H, W]   the teacher's answer as the kind that the student predicts
+    target     float32 [B, C, H, W]   the teacher's answer as the kind that the student predicts, or what is learned
+                                      of it and the sample's own target
     weight     float32 [B]            of the squared error, as the objective has it
     ...        the fields of the condition
 
@@ -39,6 +40,7 @@ from ..process import (
     convert,
     linear_form,
     per_sample,
+    tells_only,
     widen,
     x0_gain,
 )
@@ -75,25 +77,30 @@ def taught(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor, condit
     return convert(answer, objective.kind, objective.schedule, x, t).value
 
 
-def believed(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
-    """The share of its answer for which a student believes a teacher of this process at its own times t: float64 [B].
+def heard(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
+    """The share of its answer for which a student listens to a teacher of this process, at its times t: float64 [B].
 
-    An error of what the teacher predicts is g times as large in what the student learns, g the `x0_gain` of the
-    teacher's kind over that of the student's, at equal signal-to-noise. So the teacher's plain loss made w = 1 / g^2,
-    at most 1, of an error of which the student's makes 1. The answer has one voice, and the truth what is missing,
-    1 - w: of two voices 1 / (2 - w) is the answer's. For a velocity w is (1 - t)^2 of predicted noise,
-    (1 - t)^2 + t^2 of v on a path of constant variance, t^2 of x0, and 1 of a velocity on the same path.
+    A kind that tells noise alone says x0 by dividing by alpha, one that tells x0 alone says noise by dividing by sigma:
+    at one end an error of the teacher is g times as large in what the student learns, g the `x0_gain` of what the
+    teacher tells over that of the student's kind, at the signal-to-noise at which the teacher is asked. With
+    w = 1 / g^2, at most 1, the answer has one voice and the sample's own target has what is missing, 1 - w: the
+    answer's share is 1 / (2 - w). For a velocity on the linear path w is (1 - t)^2 of a teacher of noise and t^2 of one
+    of x0. A teacher that tells both, as velocity and v do, is heard as a whole, and so is one of the student's kind.
+
+    Only what a teacher predicts counts, and neither the weights nor the times it was trained with.
     """
-    if (schedule, kind) == (objective.schedule, objective.kind):
+    told = tells_only(kind, schedule)
+    if told is None or told is tells_only(objective.kind, objective.schedule):
         return torch.ones_like(widen(t))
-    s = schedule.time_at(objective.schedule.log_snr(t))
-    made = (x0_gain(objective.kind, objective.schedule, t) / x0_gain(kind, schedule, s)).square()
-    return 1.0 / (2.0 - made.nan_to_num(1.0).clamp(max=1.0))  # 0 / 0 where both kinds tell x0 as it is
+    asked = schedule.time_at(objective.schedule.log_snr(t))  # within the teacher's band
+    there = objective.schedule.time_at(schedule.log_snr(asked))
+    w = (x0_gain(objective.kind, objective.schedule, there) / x0_gain(told, schedule, asked)).square().clamp(max=1.0)
+    return 1.0 / (2.0 - w)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How far the teachers of a student are believed, by what they predict."""
+    """How far the teachers of a student are heard, by what they predict."""
 
     objective: Objective  # the student's
     processes: Sequence[tuple[Schedule, Kind]]  # the teachers', by cluster
@@ -102,26 +109,27 @@ class Trust:
         """Of the answers to states of samples of these clusters int64 [B] at the student's times t: float64 [B]."""
         found = torch.ones_like(widen(t))
         for process in set(self.processes):
-            its = torch.tensor([each == process for each in self.processes])[clusters]
-            found[its] = believed(*process, self.objective, t[its])
+            its = torch.tensor([each == process for each in self.processes], device=clusters.device)[clusters]
+            found[its] = heard(*process, self.objective, t[its])
         return found
 
     def doubted(self) -> list[int]:
-        """Clusters whose teachers are not believed as a whole at all times."""
-        t = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
-        return [k for k, own in enumerate(self.processes) if bool((believed(*own, self.objective, t) < 0.999).any())]
+        """Clusters whose teachers are not heard as a whole."""
+        t = torch.linspace(0, 1, 101, dtype=torch.float64)
+        return [k for k, own in enumerate(self.processes) if bool((heard(*own, self.objective, t) < 1).any())]
 
 
-def corrected(answer: Tensor, truth: Tensor, share: float | Tensor) -> Tensor:
-    """A teacher's answer with a share of the sample's own target in it, one for all or [B]: (1 - share) answer + share
-    truth.
+def corrected(answer: Tensor, own: Tensor, truth: float, share: Tensor | None = None) -> Tensor:
+    """What a student learns of a teacher's answer and the sample's own target: a answer + (1 - a) own, in own's dtype.
 
-    A teacher is wrong in the same way at every sample, the sample's own target only by chance: its mean is right. So a
-    share s leaves (1 - s)^2 of the teachers' squared error to the student, and s^2 of the noise of learning from data.
+    a is (1 - truth), or (1 - truth) share where a teacher is heard for a `share` float [B] of its answer. A teacher is
+    wrong in the same way at every sample, the sample's own target only by chance: its mean is right. So a^2 of the
+    teacher's squared error reaches the student, and (1 - a)^2 of the noise of learning from data.
     """
-    if isinstance(share, Tensor):
-        return torch.lerp(answer.to(truth.dtype), truth, per_sample(share, truth).to(truth))
-    return torch.lerp(answer.to(truth.dtype), truth, share) if share else answer
+    answer = answer.to(own.dtype)
+    if share is None:
+        return torch.lerp(answer, own, truth) if truth else answer
+    return torch.lerp(answer, own, per_sample(1.0 - (1.0 - truth) * share, own).to(own))
 
 
 @dataclass
@@ -162,8 +170,8 @@ class DataLessons:
         teacher = self.experts.about(clusters.to(self.device))
         with self._lock, torch.no_grad():  # batches are drawn by several threads, experts are asked by one
             answer = taught(teacher, self.objective, x, widen(t, self.device), condition)
-        share = self.truth if self.trust is None else 1 - (1 - self.truth) * self.trust.share(clusters, t)
-        target = corrected(answer, here.target(x0, eps), share)
+        share = None if self.trust is None else self.trust.share(clusters, t)
+        target = corrected(answer, here.target(x0, eps), self.truth, share)
         return {"x": x, "t": t, "target": target, "weight": at.weight, **condition.tensors()}
 
 

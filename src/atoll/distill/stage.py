@@ -7,6 +7,7 @@ the sample's own target has a share. Or, without data, by the whole mixture on i
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, only_one
+from ..artifacts import Artifact, Store, UserError, canonical_json, find, only_one
 from ..data.index import Index
 from ..data.shards import ResidentSamples
 from ..data.text import text_encoder
@@ -34,7 +35,7 @@ from ..models.accounting import account, flops_forward
 from ..models.dit import DiT
 from ..process import Condition, Objective
 from ..router.learning import ClusteredSamples
-from ..training.checkpoints import saved_execution
+from ..training.checkpoints import CONFIG, saved_execution
 from ..training.execution import device_name, named_or_best
 from ..training.loop import Progress, Watch, averaged, fit
 from ..training.machines import GIB, reachable, stay_within
@@ -148,7 +149,7 @@ def distill(
     resources.check()
     teachers = Teachers.of(run)
     check_fits(plan, teachers)
-    plan = settled(plan, teachers)
+    plan = as_begun(settled(plan, teachers), plan, teachers, out)
     parents = parents_of(plan, teachers)
     if (done := finished(out, parents, MADE_BY)) is not None:
         return done
@@ -227,7 +228,7 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
     if plan.truth:
         raise UserError(f"--truth {plan.truth:g}: with --from-samples there is no data to take it from; leave it out")
     if plan.trust == "kind":
-        raise UserError("trust kind: with --from-samples there is no data to say the rest; leave it out")
+        raise UserError("--set trust=kind: with --from-samples there is no data to say the rest; leave it out")
     if plan.start == "best":
         raise UserError("--start best: is measured on data; with --from-samples use average, or leave it out")
     if version.text is not None and not plan.prompts:
@@ -241,20 +242,31 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
 def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
     """The plan with nothing left open, so that the student's record says what was done."""
     route = teachers.version.route if plan.states == "samples" and plan.route is None else plan.route
-    start, trust = plan.start or usual_start(plan, teachers), plan.trust or usual_trust(plan, teachers)
+    start, trust = plan.start or usual_start(plan, teachers), settled_trust(plan, teachers)
     return plan.model_copy(update={"route": route, "start": start, "trust": trust})
 
 
+def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Path) -> DistillPlan:
+    """The plan, or what it was before plans had `trust`, if nobody asked for any and `out` has that one's student."""
+    before = plan.model_copy(update={"trust": "whole"})
+    record, artifact = out / "state" / CONFIG, find(out)
+    if asked.trust is not None or (artifact is None and not record.exists()):
+        return plan
+    made = artifact.manifest.parents if artifact is not None else json.loads(record.read_bytes()).get("parents", {})
+    return before if made == parents_of(before, teachers) else plan
+
+
 def told_trust(plan: DistillPlan, teachers: Teachers) -> str:
-    """A line about teachers that are not believed as a whole, or nothing."""
+    """A line about teachers that are not heard as a whole, or nothing."""
     doubted = teachers.trust(plan.objective).doubted() if plan.trust == "kind" else []
-    count = f"{len(doubted)} of {len(teachers.experts)} teachers predict otherwise than the student"
-    return f"{count}: where that makes their errors larger, the data is believed instead" if doubted else ""
+    count = f"{len(doubted)} of {len(teachers.experts)} teachers predict what makes larger errors in what it learns"
+    return f"{count}: there up to half of the target is the sample's own" if doubted else ""
 
 
-def usual_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
-    """By kind where that says anything, and the data is there to say the rest."""
-    return "whole" if plan.states == "samples" or not teachers.trust(plan.objective).doubted() else "kind"
+def settled_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
+    """By kind, where that says anything, the data is there to say the rest, and nobody wants it otherwise."""
+    nothing = plan.states == "samples" or not teachers.trust(plan.objective).doubted()
+    return "whole" if nothing or plan.trust == "whole" else "kind"
 
 
 def usual_start(plan: DistillPlan, teachers: Teachers) -> StartFrom:

@@ -40,6 +40,7 @@ from .prediction import (
     linear_form,
     mix,
     pair,
+    tells_only,
     x0_gain,
 )
 from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
@@ -87,6 +88,7 @@ __all__ = [
     "per_sample",
     "shift_time",
     "squared_error",
+    "tells_only",
     "velocity_error",
     "wide_dtype",
     "widen",

@@ -73,14 +73,21 @@ def x0_gain(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def carries_only_noise(kind: Kind, schedule: Schedule) -> bool:
-    """True if the kind is proportional to eps all along the path (p = 0): x0 is then had by dividing by alpha.
+def tells_only(kind: Kind, schedule: Schedule) -> Kind | None:
+    """EPSILON or X0, if the kind is proportional to that one all along the path (p = 0 or q = 0); None: it tells both.
 
-    So for epsilon and score, and for velocity where alpha is constant (EDM).
+    Of noise alone x0 is had by dividing by alpha, of x0 alone noise by dividing by sigma. Only noise is in epsilon and
+    score, and in velocity where alpha is constant (EDM).
     """
     inside = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
-    p, _ = coefficients(kind, schedule, inside)
-    return bool((p == 0).all())
+    p, q = coefficients(kind, schedule, inside)
+    if bool((p == 0).all()):
+        return Kind.EPSILON
+    return Kind.X0 if bool((q == 0).all()) else None
+
+
+def carries_only_noise(kind: Kind, schedule: Schedule) -> bool:
+    return tells_only(kind, schedule) is Kind.EPSILON
 
 
 def mix(p: Tensor, q: Tensor, x0: Tensor, eps: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from .state import TrainingState
 _NAME = re.compile(r"^(\d{12})\.safetensors$")
 _UNFINISHED = re.compile(r"^\.\d{12}\.writing$")
 _KEPT = 2
+CONFIG = "config.json"  # what a run is, beside its checkpoints
 SHORTEST_INTERVAL = 60.0  # seconds
 DISK_RATE = 16 * 2**20  # bytes a second: what a training may ask of a disk in the long run
 
@@ -74,7 +75,7 @@ class Checkpoints:
             if _UNFINISHED.match(left.name):
                 left.unlink(missing_ok=True)
         remove_unfinished(self.folder)
-        record = self.folder / "config.json"
+        record = self.folder / CONFIG
         if record.exists():
             changed = differences(json.loads(record.read_bytes()), config)
             if changed:

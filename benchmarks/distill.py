@@ -13,11 +13,12 @@ expert's architecture:
     random      the same from random weights
     average     the same from the average of the experts' weights
     samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
-    mixed-trust, v-trust   as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
-    mixed, v    the same, but those two are believed as a whole, as DDM's are, and not by their kind
+    mixed-trust, v   as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
+    mixed       as mixed-trust, but the noise experts are heard as a whole, as DDM's are, and not by their kind
     half        as default, with half of the sample's own target in what is learned
     mixed-trust-half, ...  half and random of the other two ensembles: the best expert may be one of the two
                 that predict something else, so only students from random weights differ in nothing but their teachers
+                (and, with mixed-trust, in the share of the truth that stands in for those)
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
     fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
     mixed-trust-fast, ...  as mixed-trust and so on, at that rate
@@ -69,17 +70,19 @@ HOWS: dict[str, tuple[str, list[str]]] = {  # what a student's name ends in: how
     "-half": ("`--truth 0.5`", HALF),
     "-half-fast": ("`--truth 0.5`, four times the rate", HALF + FAST),
 }
-OTHERS = {"mixed": "2 ddpm, 6 flow", "v": "2 v, 6 flow"}
-TRUSTS = {"-trust": "", "": "; `--set trust=whole`"}  # of students of these: believed by kind, and as a whole
 WHOLE = ["--set", "trust=whole"]
+OTHERS: dict[str, tuple[str, str, list[str]]] = {  # what a student's name begins with: whose, how told, and options
+    "mixed-trust": ("mixed", "2 ddpm, 6 flow", []),
+    "mixed": ("mixed", "the same, `--set trust=whole`", WHOLE),
+    "v": ("v", "2 v, 6 flow", []),
+}
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     **{how[1:] or "default": ("flow", options) for how, (_, options) in HOWS.items()},
     "average": ("flow", ["--start", "average"]),
     "samples": ("flow", ["--from-samples"]),
     **{
-        f"{other}{trust}{how}": (other, options if trust else options + WHOLE)
-        for other in OTHERS
-        for trust in TRUSTS
+        f"{other}{how}": (whose, options + more)
+        for other, (whose, _, more) in OTHERS.items()
         for how, (_, options) in HOWS.items()
     },
 }
@@ -108,7 +111,7 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "student-half-fast": "`--truth 0.5`",
     "student-data-fast": "no teachers",
 }
-BESIDE = tuple(f"student-{name}" for name, (whose, _) in STUDENTS.items() if whose in OTHERS)  # the second table's
+BESIDE = tuple(f"student-{other}{how}" for other in OTHERS for how in HOWS)  # rows of the second table
 
 
 def main() -> None:
@@ -295,14 +298,14 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         for row in ROWS
         if all(f"{row}-g1" in seed["arms"] for seed in seeds)
     }
-    spent = [next(iter(seed["operations"].values())) for seed in seeds]  # alike for all that have teachers
+    spent = [next(o for name, o in seed["operations"].items() if name != "samples") for seed in seeds]  # all alike
     return {
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
         "student of two objectives over that of flow": {
-            f"{other}{trust}{how}": {scale: over_flow(seeds, other + trust, how, scale) for scale in GUIDANCES}
-            for other, trust, how in product(OTHERS, TRUSTS, HOWS)
-            if f"student-{other}{trust}{how}-g{GUIDANCES[0]}" in seeds[0]["arms"]
+            f"{other}{how}": {scale: over_flow(seeds, other, how, scale) for scale in GUIDANCES}
+            for other, how in product(OTHERS, HOWS)
+            if over_flow(seeds, other, how, GUIDANCES[0])
         },
         "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
         "targets": {"student over ensemble": 1.1, "share": 1 / 3, "two objectives over flow": 1.0},
@@ -310,9 +313,14 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def over_flow(seeds: list[dict[str, Any]], other: str, how: str, scale: int) -> list[float]:
-    """By seed: the distance of a student of two objectives over that of the same student of flow teachers."""
-    flow = f"student-{how[1:] or 'default'}"
-    return [distance(seed, f"student-{other}{how}", scale) / distance(seed, flow, scale) for seed in seeds]
+    """By seed: the distance of a student of two objectives over that of the same student of flow teachers.
+
+    Nothing, where one of the two was not measured for all seeds.
+    """
+    own, flow = f"student-{other}{how}", f"student-{how[1:] or 'default'}"
+    if not all(f"{row}-g{scale}" in seed["arms"] for seed in seeds for row in (own, flow)):
+        return []
+    return [distance(seed, own, scale) / distance(seed, flow, scale) for seed in seeds]
 
 
 def distance(seed: dict[str, Any], row: str, scale: int) -> float:
@@ -359,16 +367,16 @@ def table(record: dict[str, Any]) -> list[str]:
 
 def objectives_table(record: dict[str, Any]) -> list[str]:
     """Students of teachers of two objectives over those of flow teachers: the mean and each seed's."""
-    head = [f"{name}, guidance {scale}" for name in OTHERS.values() for scale in GUIDANCES]
+    head = [f"{name}, guidance {scale}" for _, name, _ in OTHERS.values() for scale in GUIDANCES]
     lines = [f"| student of two objectives over that of flow | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
-    for (trust, believed), (how, (name, _)) in product(TRUSTS.items(), HOWS.items()):
-        if not all(f"student-{other}{trust}{how}-g{GUIDANCES[0]}" in record["seeds"][0]["arms"] for other in OTHERS):
-            continue
+    for how, (name, _) in HOWS.items():
         cells = []
         for other, scale in product(OTHERS, GUIDANCES):
-            ratios = over_flow(record["seeds"], other + trust, how, scale)
-            cells.append(f"{mean(ratios):.3f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
-        lines.append(f"| {name}{believed} | {' | '.join(cells)} |")
+            ratios = over_flow(record["seeds"], other, how, scale)
+            shown = f"{mean(ratios):.3f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})" if ratios else "-"
+            cells.append(shown)
+        if set(cells) != {"-"}:
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.evaluation.figures import lines as line_figure
 from atoll.evaluation.sheet import INK, expert_colour
-from table_plan import CLUSTERS, ENSEMBLES, FEW, MODELS, ROUTER_SHARE, STUDENTS, TABLES, Scale, recipe
+from table_plan import CLUSTERS, ENSEMBLES, FEW, MODELS, ROUTER_SHARE, STUDENTS, TABLES, Scale, W, recipe
 
 PAPER = {  # what the papers say of the ratio, where they say it
     ("A", "flow8", "top-1", 1.0): "DDM 0.77 (guidance 3, 9.84 / 12.81)",
@@ -163,7 +163,7 @@ def rate_lines(arms: dict[str, Any]) -> list[str]:
             continue
         best = {family: min(own, key=lambda a: a["frechet"]) for family, own in rivals.items()}
         for model, own in here.items():
-            varied = {a["model"] for a in own} != {model} or re.search(r"-of-x\d+$", model) is not None
+            varied = {a["model"] for a in own} != {model} or re.search(rf"-of-x\d+({W})?$", model) is not None
             for arm in own if varied else ():
                 if arm["route"] not in (None, "top-1"):
                     continue
@@ -197,11 +197,11 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
     usable = [a for a in usable if a["fusion"] == "bridge" and a["router"] != "blind"]
     told = {(a["seed"], a["guidance"]) for a in usable if a["table"] == "R"}  # where rivals had several rates
     alone = {name for name in STUDENTS if MODELS[name].alone}
-    taught = [a for a in usable if a["model"] in STUDENTS and a["model"] not in alone]
+    taught = [a for a in usable if a["model"].removesuffix(W) in STUDENTS and a["model"] not in alone]
     taught = [a for a in taught if (a["seed"], a["guidance"]) in told]
     lines = []
-    for arm in sorted(taught, key=lambda a: (a["guidance"], a["seed"], STUDENTS.index(a["model"]))):
-        model = MODELS[arm["model"]]
+    for arm in sorted(taught, key=lambda a: (a["guidance"], a["seed"], STUDENTS.index(a["model"].removesuffix(W)))):
+        model = MODELS[arm["model"].removesuffix(W)]
         base = ENSEMBLES[model.teachers].base if model.teachers in ENSEMBLES else model.teachers
         monolith = replace(MODELS["monolith"], rate=MODELS[base].rate)
         of_flow = {name for name, other in MODELS.items() if other == replace(model, teachers=base, by_kind=False)} - {
@@ -221,9 +221,9 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "## Students",
         "",
         "A student's name says: half, that half of what it learned is the sample's own target; x8, its rate; long, "
-        "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; trust, "
-        "that those were believed by their kind (docs/distill.md; in c706182 for w of what they say, and not yet for "
-        "1 / (2 - w)); of-x4, the teachers' rate. "
+        "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; of-x4, the "
+        "teachers' rate; trust, that noise teachers were heard by their kind, as `atoll distill` does; w, that they "
+        "and v teachers were heard by an earlier rule (docs/log.md), and as a whole where neither is said. "
         "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
         "the best network that learned from the data alone (`alone`) for the same operations, at any rate and number "
         "of steps; and, of a student of teachers of two objectives, to the same student of flow teachers alone.",
@@ -249,7 +249,7 @@ def best_lines(arms: dict[str, Any]) -> list[str]:
     usable = [a for a in arms.values() if a["prompts"] == "train" and "frechet" in a and a["fusion"] == "bridge"]
     usable = [a for a in usable if a["after"] == 1.0]
     kinds = [("monolith", None), ("flow8", "top-1"), ("branched", "top-1"), ("mixed", "top-1")]
-    kinds += [(student + few, None) for student in STUDENTS for few in ("", FEW)]
+    kinds += [(student + few, None) for student in STUDENTS for few in ("", FEW, W)]
     lines = [
         "",
         "## Each at its best guidance",

@@ -231,8 +231,8 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
         weighed = list(zip(own / own.sum(), alike, strict=True))
         student = filled(student, {key: sum(w * s.state[key] for w, s in weighed) for key in alike[0].state})
     teachers = teachers_of(world, seats)
-    student_of = OBJECTIVES["flow"], expert.time_scale, model.truth, model.by_kind
-    task = Distilling(teachers, shares.to(world.device), *student_of)
+    how = {"truth": model.truth, "by_kind": model.by_kind}
+    task = Distilling(teachers, shares.to(world.device), OBJECTIVES["flow"], expert.time_scale, **how)
     beside = [each.stack for each in teachers]
     return Lesson(task, [student], rows, recipe_of(model, world.scale), beside=beside)
 

@@ -36,7 +36,7 @@ def distill(
         typer.Option(help="Begin at weights: best (an expert's), average (of all), random; default: best where it can"),
     ] = None,
     truth: Annotated[
-        float | None, typer.Option(help="Share of the sample's own target beside the expert's answer; default: 0")
+        float | None, typer.Option(help="Share of the sample's own target beside every expert's answer; default: 0")
     ] = None,
     from_samples: Annotated[
         bool, typer.Option("--from-samples", help="Learn on what the ensemble paints; no data is needed")
@@ -65,9 +65,9 @@ def distill(
     all validation data, and sees a quarter of what all experts saw: with the
     teachers' answers a third of a monolith's operations. With --truth 0.5 half
     of what it learns is the data's own: better on photographs, and on digits
-    without guidance. Where an expert predicts something else than the student
-    (noise, say), and its errors grow on the way, the data has a share in any
-    case; --set trust=whole takes every answer as it is.
+    without guidance. Beside an expert that predicts noise alone, up to half is
+    the data's own in any case, since its errors grow towards noise; --set
+    trust=whole takes every answer as it is.
 
     The result is an expert without a cluster: sample, evaluate and export take
     its folder as they take a run. See docs/distill.md.

@@ -16,7 +16,7 @@ from ..process import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Unifor
 from ..training.recipe import Training
 
 # HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure.
-# v is the same schedule for networks too small to predict noise well: two of eight cost about 1 % at most (docs/science.md)
+# v is the same schedule for networks too small to predict noise well: two of eight cost about 1 % (docs/science.md)
 OBJECTIVES: Mapping[str, Objective] = {
     "ddpm": Objective(schedule=CosineVP(), kind=Kind.EPSILON, density=Uniform()),
     "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal()),

@@ -39,8 +39,8 @@ class DistillPlan(BaseModel):
     )
     trust: TrustIn | None = Field(
         None,
-        description="in teachers: kind, less where an error of what one predicts grows on the way to the student, the "
-        "sample's own target for the rest; whole, as DDM; none: kind, where there is such a teacher and data",
+        description="how far teachers are heard: whole (DDM's way), or by kind, the sample's own target having up to "
+        "half where a teacher's errors grow on the way; none: by kind, where that matters and there is data",
     )
     states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
     route: str | None = Field(None, description="with samples: which experts answer")

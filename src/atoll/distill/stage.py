@@ -85,7 +85,7 @@ class Teachers:
         return [Candidate(k, places[k], expert, sizes[k]) for k, expert in self.experts.items()]
 
     def trust(self, objective: Objective) -> Trust:
-        """How far a student with this objective may believe them, by cluster."""
+        """How far a student with this objective hears them."""
         return Trust(objective, [(e.card.schedule, e.card.kind) for _, e in sorted(self.experts.items())])
 
     def card(self, plan: DistillPlan, data: Artifact | None) -> ExpertCard:

@@ -3,6 +3,7 @@
     python benchmarks/distill.py run --out benchmarks/results/distill-digits.json --work FOLDER [--seeds 0 1 2]
     python benchmarks/distill.py sheet --work FOLDER --out docs/distill.png        as seen: the same noise for all
     python benchmarks/distill.py table benchmarks/results/distill-digits.json --into docs/distill.md
+    python benchmarks/distill.py run --rate 4 --out benchmarks/results/distill-digits-rate-4.json --work ANOTHER
     python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
 
 For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and two ensembles in
@@ -22,6 +23,9 @@ expert's architecture:
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
     fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
     mixed-trust-fast, ...  as mixed-trust and so on, at that rate
+
+With --rate 4 experts and monolith have four times the demo's learning rate, and so have all students, whose rate is an
+expert's; `fast` students are left out then.
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -125,6 +129,7 @@ def main() -> None:
     running.add_argument(
         "--only", nargs="+", choices=sorted(STUDENTS), help="these students, and their like without teachers"
     )
+    running.add_argument("--rate", type=float, default=1.0, help="of experts and monolith, times the demo's")
     running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
     drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
@@ -150,7 +155,10 @@ def run(arguments: argparse.Namespace) -> None:
     }
     for seed in arguments.seeds:
         work, compare = arguments.work.resolve() / f"seed-{seed}", not arguments.no_monolith
-        record["seeds"].append(measure(work, seed, arguments.size, arguments.only, compare=compare))
+        settings, *painting = SIZES[arguments.size]
+        made = at_rate(settings(seed), arguments.rate)
+        names = arguments.only or [name for name in STUDENTS if arguments.rate == 1.0 or not name.endswith("fast")]
+        record["seeds"].append(measure(work, made, names, *painting, compare=compare))
         arguments.out.write_text(json.dumps(record | {"summary": summary(record["seeds"])}, indent=1) + "\n")
     print("\n".join(table(json.loads(arguments.out.read_text()))))
 
@@ -163,15 +171,16 @@ def commit() -> str:
     return head + (" with changes" if changed else "")
 
 
-def measure(work: Path, seed: int, size: str, only: Sequence[str] | None, *, compare: bool) -> dict[str, Any]:
-    """Everything of one seed, or only some students and what they need."""
-    settings, count, steps = SIZES[size]
+def measure(
+    work: Path, settings: RunSettings, names: Sequence[str], count: int, steps: int, *, compare: bool
+) -> dict[str, Any]:
+    """Ensembles of one seed and students, `count` samples of each."""
+    seed = settings.asked.seed
     runs = {name: work / name for name in MIXES}
     for name, mix in MIXES.items():
-        make_run(runs[name], with_mix(settings(seed), mix), known=runs["flow"], compare=compare and name == "flow")
+        make_run(runs[name], with_mix(settings, mix), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
-    names = [*(only or STUDENTS)]
     without = {name: like for name, like in ALONE.items() if like in names}
     students = {name: work / "students" / name for name in (*names, *without)}
 
@@ -190,7 +199,7 @@ def measure(work: Path, seed: int, size: str, only: Sequence[str] | None, *, com
     operations = {name: each["operations"] for name, each in told.items()}
 
     def alone(name: str, like: str) -> None:
-        operations[name] = train_alone(runs["flow"], name, students[name], settings(seed), told[like])
+        operations[name] = train_alone(runs["flow"], name, students[name], settings, told[like])
 
     at_once([lambda each=each: alone(*each) for each in without.items()])  # type: ignore[misc]
     at_once([lambda each=each: painted(*each) for each in product(runs, GUIDANCES)])  # type: ignore[misc]
@@ -250,6 +259,13 @@ def with_mix(settings: RunSettings, mix: str) -> RunSettings:
     asked, plan = settings.asked.model_copy(update={"mix": mix}), settings.plan.model_copy(update={"mix": mix})
     comparison = settings.comparison.model_copy(update={"blind": False})
     return settings.model_copy(update={"asked": asked, "plan": plan, "comparison": comparison})
+
+
+def at_rate(settings: RunSettings, times: float) -> RunSettings:
+    """Settings with so many times the learning rate of experts and monolith."""
+    training = settings.plan.training
+    training = training.model_copy(update={"learning_rate": times * training.learning_rate})
+    return settings.model_copy(update={"plan": settings.plan.model_copy(update={"training": training})})
 
 
 def prompts_of(run: Path) -> list[str]:

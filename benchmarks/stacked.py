@@ -39,11 +39,9 @@ from atoll.process import (
     Condition,
     Corruption,
     Denoiser,
-    Kind,
     LinearFlow,
     NetworkDenoiser,
     Objective,
-    Schedule,
     mix,
 )
 from atoll.process.objective import squared_error
@@ -242,11 +240,17 @@ class Teachers:
     clusters: Tensor  # int64 [G], on the device
     stack: Stack
     denoiser: Denoiser  # on the reference path
-    schedule: Schedule  # their own, as the kind
-    kind: Kind
+    heard_as: Objective  # their own, or what they are taken for by a student that hears by kind
 
     @staticmethod
-    def of(stack: Stack, clusters: Tensor, objective: Objective, time_scale: float, limit: float | None) -> Teachers:
+    def of(
+        stack: Stack,
+        clusters: Tensor,
+        objective: Objective,
+        time_scale: float,
+        limit: float | None,
+        heard_as: Objective | None = None,
+    ) -> Teachers:
         """Experts by one objective, and the largest sigma/alpha they may be asked at."""
 
         def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
@@ -255,7 +259,7 @@ class Teachers:
             return stack(rows[0], rows[1], dict(zip(given, rows[2:], strict=True))).flatten(0, 1)
 
         own = NetworkDenoiser(network, objective.schedule, objective.kind, time_scale)
-        return Teachers(clusters, stack, Bridge(own, limit=limit), objective.schedule, objective.kind)
+        return Teachers(clusters, stack, Bridge(own, limit=limit), heard_as or objective)
 
     def rows(self, value: Tensor) -> Tensor:
         """Of a tensor [K, B, ...] those of these experts' clusters [G B, ...]."""
@@ -289,7 +293,8 @@ class Distilling:
                 answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
                 wanted.index_copy_(0, teachers.clusters, answer.to(x.dtype).unflatten(0, (-1, x.shape[1])))
                 if self.by_kind:
-                    share = heard(teachers.schedule, teachers.kind, self.objective, teachers.rows(t)).to(u.dtype)
+                    told = teachers.heard_as
+                    share = heard(told.schedule, told.kind, self.objective, teachers.rows(t)).to(u.dtype)
                     shares.index_copy_(0, teachers.clusters, share.unflatten(0, (-1, x.shape[1])))
         own = now.target(x0.flatten(0, 1), eps.flatten(0, 1))
         target = corrected(wanted.flatten(0, 1), own, self.truth, shares.flatten() if self.by_kind else None)

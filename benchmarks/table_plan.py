@@ -102,6 +102,7 @@ class Model:
     longer: int = 1  # a student's steps: so many times an expert's, with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
     by_kind: bool = False  # more of it where teachers' errors grow on the way to the student: `heard`
+    heard_as: str | None = None  # as if the teachers were those of this ensemble: the same shares, of other teachers
 
     @property
     def count(self) -> int:
@@ -114,10 +115,17 @@ class Model:
 
 
 def taught_by(
-    teachers: str = "flow8-x4", *, rate: float = 4, truth: float = 0.0, longer: int = 1, by_kind: bool = False
+    teachers: str = "flow8-x4",
+    *,
+    rate: float = 4,
+    truth: float = 0.0,
+    longer: int = 1,
+    by_kind: bool = False,
+    heard_as: str | None = None,
 ) -> Model:
     """A student that begins at the best of its teachers, by default of experts at four times the tables' rate."""
-    return Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer, by_kind=by_kind)
+    own = Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
+    return replace(own, by_kind=by_kind or heard_as is not None, heard_as=heard_as)
 
 
 PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
@@ -160,6 +168,11 @@ MODELS: Mapping[str, Model] = {
     "student-half-x8-trust-ddpm-of-x4": taught_by("2ddpm-x4", truth=0.5, rate=8, by_kind=True),
     "student-half-long-trust-ddpm-of-x4": taught_by("2ddpm-x4", truth=0.5, longer=2, by_kind=True),
     "student-half-x8-trust-ddpm-of-x8": taught_by("2ddpm-x8", truth=0.5, rate=8, by_kind=True),
+    # flow teachers with the shares of the truth that noise teachers leave: what of `trust` is the truth's own gain
+    "student-control-of-x4": taught_by(heard_as="2ddpm-x4"),
+    "student-half-x8-control-of-x4": taught_by(truth=0.5, rate=8, heard_as="2ddpm-x4"),
+    "student-half-long-control-of-x4": taught_by(truth=0.5, longer=2, heard_as="2ddpm-x4"),
+    "student-half-x8-control-of-x8": taught_by("flow8-x8", truth=0.5, rate=8, heard_as="2ddpm-x8"),
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -359,7 +372,9 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             # and these, when students of noise teachers had been found a little worse. Those with a noise teacher had
             # another rule in the only sitting so far (W), and have not been measured with this one
             "trust-of-x4": tuple(f"student{how}-trust-ddpm-of-x4" for how in ("", "-half-x8", "-half-long")),
+            "control-of-x4": tuple(f"student{how}-control-of-x4" for how in ("", "-half-x8", "-half-long")),
             "of-x8": ("student-half-x8-of-x8", "student-x8-of-x8"),
+            "trust-of-x8": tuple(f"student-half-x8-{which}-of-x8" for which in ("trust-ddpm", "control")),
             "kinds-of-x8": tuple(f"student-half-x8-{kind}-of-x8" for kind in ("trust-ddpm", "ddpm", "v")),
         }.items()
     }

@@ -133,6 +133,14 @@ class World:
         """The cluster of every training image [N], on the device."""
         return self.partitions[partition].to(self.device)
 
+    def objectives(self, name: str) -> list[str]:
+        """By cluster, of a model of flow experts or an ensemble with others among them."""
+        found = ["flow"] * CLUSTERS
+        if name in ENSEMBLES:
+            for k in self.by_detail[: ENSEMBLES[name].count]:
+                found[k] = ENSEMBLES[name].objective
+        return found
+
     def cluster_rows(self, partition: str = "clusters") -> list[Tensor]:
         """The images of each cluster that are trained on."""
         own = self.partitions[partition][self.train_rows]
@@ -230,26 +238,27 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
         own = shares[[seat.cluster for seat in alike]]
         weighed = list(zip(own / own.sum(), alike, strict=True))
         student = filled(student, {key: sum(w * s.state[key] for w, s in weighed) for key in alike[0].state})
-    teachers = teachers_of(world, seats)
+    teachers = teachers_of(world, seats, world.objectives(model.heard_as or model.teachers))
     how = {"truth": model.truth, "by_kind": model.by_kind}
     task = Distilling(teachers, shares.to(world.device), OBJECTIVES["flow"], expert.time_scale, **how)
     beside = [each.stack for each in teachers]
     return Lesson(task, [student], rows, recipe_of(model, world.scale), beside=beside)
 
 
-def teachers_of(world: World, seats: Sequence[Seat]) -> list[Teachers]:
-    """In groups that answer at once: of one objective, and asked up to the same limit."""
+def teachers_of(world: World, seats: Sequence[Seat], heard_as: Sequence[str]) -> list[Teachers]:
+    """In groups that answer at once: of one objective, heard as one, and asked up to the same limit."""
     expert = world.expert()
     precision = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    groups: dict[tuple[str, float | None], list[Seat]] = {}
+    groups: dict[tuple[str, str, float | None], list[Seat]] = {}
     for seat in seats:
-        groups.setdefault((seat.objective, limit_of(world, seat)), []).append(seat)
+        groups.setdefault((seat.objective, heard_as[seat.cluster], limit_of(world, seat)), []).append(seat)
     found = []
-    for (objective, limit), group in groups.items():
+    for (objective, told, limit), group in groups.items():
         stack = Stack([filled(DiT(expert), s.state) for s in group], device=world.device, precision=precision)
         stack.requires_grad_(False)
         clusters = torch.tensor([seat.cluster for seat in group], device=world.device)
-        found.append(Teachers.of(stack, clusters, OBJECTIVES[objective], expert.time_scale, limit))
+        own, taken_for = OBJECTIVES[objective], OBJECTIVES[told]
+        found.append(Teachers.of(stack, clusters, own, expert.time_scale, limit, heard_as=taken_for))
     return found
 
 

@@ -127,12 +127,12 @@ def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
     assert last < 0.4 < first, "far below ln 3 over all times, t near 1 included"
 
 
-@pytest.mark.parametrize("by_kind", [False, True])
+@pytest.mark.parametrize("heard", ["as a whole", "by kind", "all as noise"])
 @pytest.mark.parametrize("truth", [0.0, 0.25])
-def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster(truth: float, by_kind: bool) -> None:
+def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster(truth: float, heard: str) -> None:
     """Against teachers asked one by one, each through its bridge; clusters of unequal size count as if samples were
     drawn from all data. The teachers of two objectives answer in two groups, and not in the order of clusters. By its
-    kind the noise teacher is heard for 1 / (2 - (1 - t)^2) of what it says.
+    kind the noise teacher is heard for 1 / (2 - (1 - t)^2) of what it says, and so are others that are taken for one.
     """
     objectives, limit = [OBJECTIVES["flow"], OBJECTIVES["ddpm"], OBJECTIVES["flow"]], 5.0
     teachers = [stirred(DiT(POOLED), seed) for seed in range(3)]
@@ -145,11 +145,13 @@ def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_clust
         Stack([teachers[k] for k in some], device=CPU, precision=torch.float32).requires_grad_(False)
         for some in ([2, 0], [1])
     ]
+    taken_for = OBJECTIVES["ddpm"] if heard == "all as noise" else None
+    doubted = {"as a whole": [], "by kind": [1], "all as noise": [0, 1, 2]}[heard]
     groups = [
-        Teachers.of(stack, torch.tensor(some), OBJECTIVES[name], POOLED.time_scale, limit)
+        Teachers.of(stack, torch.tensor(some), OBJECTIVES[name], POOLED.time_scale, limit, taken_for)
         for stack, some, name in zip(stacks, ([2, 0], [1]), ("flow", "ddpm"), strict=True)
     ]
-    task = Distilling(groups, shares, flow, POOLED.time_scale, truth, by_kind)
+    task = Distilling(groups, shares, flow, POOLED.time_scale, truth, heard != "as a whole")
     stack = Stack([student], device=CPU, precision=torch.float32)
     losses = task.loss(stack, x0, eps, u, given, torch.zeros(3, 4, dtype=torch.int64))
     expected = 0.0
@@ -157,7 +159,7 @@ def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_clust
         t, condition = flow.times(u[k]), Condition(**{name: value[k] for name, value in given.items()})
         x = flow.noisy(x0[k], eps[k], t)
         own = NetworkDenoiser(teacher, objective.schedule, objective.kind, POOLED.time_scale)
-        share = 1 / (2 - (1 - t) ** 2) if by_kind and k == 1 else torch.ones(4)
+        share = 1 / (2 - (1 - t) ** 2) if k in doubted else torch.ones(4)
         kept = (1 - truth) * share.float().view(4, 1, 1, 1)
         target = kept * Bridge(own, limit=limit)(x, t, condition).value + (1 - kept) * (eps[k] - x0[k])
         answer = student(x, t * POOLED.time_scale, condition)

@@ -176,9 +176,10 @@ def measure(
 ) -> dict[str, Any]:
     """Ensembles of one seed and students, `count` samples of each."""
     seed = settings.asked.seed
-    runs = {name: work / name for name in MIXES}
-    for name, mix in MIXES.items():
-        make_run(runs[name], with_mix(settings, mix), known=runs["flow"], compare=compare and name == "flow")
+    taught_by = {"flow", *(STUDENTS[name][0] for name in names)}
+    runs = {name: work / name for name in MIXES if name in taught_by}
+    for name in runs:
+        make_run(runs[name], with_mix(settings, MIXES[name]), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
     without = {name: like for name, like in ALONE.items() if like in names}

@@ -533,7 +533,9 @@ class Measuring:
         os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
         spawn = multiprocessing.get_context("spawn")  # a fork of a process that uses a card is of no use
         self.pool: Executor = ProcessPoolExecutor(workers, mp_context=spawn) if workers else AtOnce()
-        self.reference = store.folder / "reference.npy"
+        self.folder = store.record_path.with_suffix("")  # of its own: others may measure the same set
+        self.folder.mkdir(exist_ok=True)
+        self.reference = self.folder / "reference.npy"
         np.save(self.reference, world.real_features.cpu().numpy())
         self.waiting: dict[str, tuple[Future[list[float]], Path]] = {}
         if "floor" not in store.record["arms"]:
@@ -542,7 +544,7 @@ class Measuring:
             os.environ["OMP_NUM_THREADS"] = before
 
     def submit(self, key: str, features: Tensor) -> None:
-        path = self.store.folder / f"features-{key}.npy"
+        path = self.folder / f"{key}.npy"
         np.save(path, features.float().cpu().numpy())
         self.waiting[key] = self.pool.submit(frechet_job, str(path), str(self.reference), RESAMPLES), path
 

@@ -126,6 +126,17 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 
+def test_two_share_a_set(tmp_path: Path) -> None:
+    """Each with a record of its own: neither takes away what the other is measuring."""
+    photographs_of_nothing(tmp_path / "set")
+    world = tables.World(tmp_path / "set", torch.device("cpu"), table_plan.SCALES["toy"])
+    stores = [tables.Store(tmp_path / "set", "toy", tmp_path / f"{name}.json") for name in ("one", "two")]
+    both = [tables.Measuring(world, store, workers=0) for store in stores]
+    for measuring in both:
+        measuring.collect(wait=True)
+    assert stores[0].record["arms"]["floor"] == stores[1].record["arms"]["floor"]
+
+
 def test_the_tables_keep_the_router_at_the_papers_share() -> None:
     for size in ("", "small", "large"):
         scale = table_plan.Scale().of_size(size)

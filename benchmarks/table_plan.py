@@ -369,8 +369,8 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "long-kinds-of-x4": ("student-half-long-ddpm-of-x4", "student-half-long-v-of-x4"),
             # chosen when all of these had been measured
             "x8-kinds-of-x4": ("student-half-x8-ddpm-of-x4", "student-half-x8-v-of-x4"),
-            # and these, when students of noise teachers had been found a little worse. Those with a noise teacher had
-            # another rule in the only sitting so far (W), and have not been measured with this one
+            # and these, when students of noise teachers had been found a little worse, first by another rule (W);
+            # the control, when that was measured
             "trust-of-x4": tuple(f"student{how}-trust-ddpm-of-x4" for how in ("", "-half-x8", "-half-long")),
             "control-of-x4": tuple(f"student{how}-control-of-x4" for how in ("", "-half-x8", "-half-long")),
             "of-x8": ("student-half-x8-of-x8", "student-x8-of-x8"),

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -45,7 +46,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from atoll.artifacts import Artifact, Store
@@ -53,6 +54,9 @@ from atoll.data.index import Index
 from atoll.demo import demo_settings, tiny_settings
 from atoll.distill.plan import DistillPlan
 from atoll.ensemble.versions import open_ensemble, open_reference
+from atoll.evaluation.real import RealData
+from atoll.evaluation.samples import read_samples
+from atoll.evaluation.scores.frechet import FrechetReference
 from atoll.islands.order import Order, read_order
 from atoll.models.accounting import flops_forward
 from atoll.pipeline.settings import RunSettings, write_once
@@ -92,6 +96,7 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
 }
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
+RESAMPLES = 100  # sets of samples, for the interval of a ratio
 SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
@@ -208,14 +213,41 @@ def measure(
     for name, scale in product(runs, GUIDANCES):
         evaluation = evaluated(work, name, scale)
         arms |= {(arm if name == "flow" else f"{name} {arm}"): kept for arm, kept in arms_of(evaluation).items()}
+    pairs = [(f"student-{other}{how}", f"student-{how[1:] or 'default'}") for other, how in product(OTHERS, HOWS)]
+    real = RealData(Artifact.open(runs["flow"] / "data", "data"), settings.evaluation.feature_scale)
+    reference = FrechetReference.of(real.features)
     return {
         "seed": seed,
         "floors": evaluated(work, "flow", GUIDANCES[0])["floors"],
         "operations": operations,
         "started": {name: each["start"] for name, each in told.items()},
         "per_step": per_step(runs["flow"], told[names[0]]),
+        "yardstick": {name: error for name, place in students.items() if (error := last_yardstick(place)) is not None},
+        "paired": {
+            f"{own}-g{scale}": paired(work, real, reference, own, flow, scale)
+            for own, flow in pairs
+            for scale in GUIDANCES
+            if {f"{own}-g{scale}", f"{flow}-g{scale}"} <= set(arms)
+        },
         "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in (*ROWS, *BESIDE)},
     }
+
+
+def last_yardstick(student: Path) -> float | None:
+    """Error on unseen data at the end of a training; without data there is none."""
+    error: float | None = json.loads((student / "metrics.jsonl").read_text().splitlines()[-1]).get("yardstick")
+    return error
+
+
+def paired(work: Path, real: RealData, reference: FrechetReference, own: str, flow: str, scale: int) -> float:
+    """Half of the 95 % interval of the ratio of two distances, of itself: images of equal noise, resampled alike."""
+    folders = {arm["name"]: arm["folder"] for arm in evaluated(work, "flow", scale)["arms"]}
+    resampled = []
+    for arm in (own, flow):
+        place = results(work, "flow", scale) / "samples" / folders[f"{arm}-g{scale}"]
+        features = real.features_of(read_samples(Artifact.open(place, "samples"))[0])
+        resampled.append(reference.distances(features.numpy(), RESAMPLES, seed=0)[1:])
+    return 1.96 * stdev(math.log(a / b) for a, b in zip(*resampled, strict=True))
 
 
 def results(work: Path, name: str, scale: int) -> Path:
@@ -383,18 +415,44 @@ def table(record: dict[str, Any]) -> list[str]:
 
 
 def objectives_table(record: dict[str, Any]) -> list[str]:
-    """Students of teachers of two objectives over those of flow teachers: the mean and each seed's."""
-    head = [f"{name}, guidance {scale}" for _, name, _ in OTHERS.values() for scale in GUIDANCES]
+    """Students of teachers of two objectives over those of flow teachers: the mean and each seed's.
+
+    Distances by guidance, with the half-width of the mean's interval where the record has it, and the yardstick.
+    """
+    seeds = record["seeds"]
+    others = [other for other in OTHERS if any(over_flow(seeds, other, how, GUIDANCES[0]) for how in HOWS)]
+    measured = [f"guidance {scale}" for scale in GUIDANCES]
+    measured += ["error on unseen data"] if all("yardstick" in seed for seed in seeds) else []
+    head = [f"{OTHERS[other][1]}, {what}" for other, what in product(others, measured)]
     lines = [f"| student of two objectives over that of flow | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
     for how, (name, _) in HOWS.items():
         cells = []
-        for other, scale in product(OTHERS, GUIDANCES):
-            ratios = over_flow(record["seeds"], other, how, scale)
-            shown = f"{mean(ratios):.3f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})" if ratios else "-"
-            cells.append(shown)
+        for other in others:
+            own = []
+            for scale in GUIDANCES:
+                widths = [seed.get("paired", {}).get(f"student-{other}{how}-g{scale}") for seed in seeds]
+                own.append(ratios_cell(over_flow(seeds, other, how, scale), widths))
+            own.append(ratios_cell(yardstick_over_flow(seeds, other, how), [None]))
+            cells += own[: len(measured)]
         if set(cells) != {"-"}:
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def ratios_cell(ratios: Sequence[float], widths: Sequence[float | None]) -> str:
+    if not ratios:
+        return "-"
+    known = [width for width in widths if width is not None]
+    half = f" ± {math.hypot(*known) / len(known):.3f}" if len(known) == len(widths) else ""
+    return f"{mean(ratios):.3f}{half} ({' / '.join(f'{ratio:.3f}' for ratio in ratios)})"
+
+
+def yardstick_over_flow(seeds: list[dict[str, Any]], other: str, how: str) -> list[float]:
+    """By seed: as `over_flow`, of the error on unseen data."""
+    own, flow = f"{other}{how}", how[1:] or "default"
+    if not all({own, flow} <= set(seed.get("yardstick", {})) for seed in seeds):
+        return []
+    return [seed["yardstick"][own] / seed["yardstick"][flow] for seed in seeds]
 
 
 def training_cost(seed: dict[str, Any], row: str) -> str:
@@ -416,8 +474,6 @@ def draw_sheet(work: Path, out: Path) -> None:
     """Twenty digits of every arm at guidance 1, each column from the same noise."""
     import torch
     from PIL import Image, ImageDraw
-
-    from atoll.evaluation.samples import read_samples
 
     arms = {arm["name"]: arm["folder"] for arm in evaluated(work, "flow", 1)["arms"]}
     names = {"monolith": "monolith", "top-1": "ensemble, top-1"}

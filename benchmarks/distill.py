@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import shutil
@@ -152,10 +151,13 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.rate != 1.0 and any(name.endswith("fast") for name in arguments.only or ()):
+        raise SystemExit("--only ...-fast: four times the demo's rate; with another --rate leave these out")
     record: dict[str, Any] = {
         "command": " ".join(["python benchmarks/distill.py", *sys.argv[1:]]),
         "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        "rate": arguments.rate,
         "seeds": [],
     }
     for seed in arguments.seeds:
@@ -224,7 +226,7 @@ def measure(
         "per_step": per_step(runs["flow"], told[names[0]]),
         "yardstick": {name: error for name, place in students.items() if (error := last_yardstick(place)) is not None},
         "paired": {
-            f"{own}-g{scale}": paired(work, real, reference, own, flow, scale)
+            f"{own}-g{scale}": resampled_ratios(work, real, reference, own, flow, scale)
             for own, flow in pairs
             for scale in GUIDANCES
             if {f"{own}-g{scale}", f"{flow}-g{scale}"} <= set(arms)
@@ -239,15 +241,17 @@ def last_yardstick(student: Path) -> float | None:
     return error
 
 
-def paired(work: Path, real: RealData, reference: FrechetReference, own: str, flow: str, scale: int) -> float:
-    """Half of the 95 % interval of the ratio of two distances, of itself: images of equal noise, resampled alike."""
+def resampled_ratios(
+    work: Path, real: RealData, reference: FrechetReference, own: str, flow: str, scale: int
+) -> list[float]:
+    """Ratios of the distances of two arms, both resampled alike; the noise behind image i is that of every seed's."""
     folders = {arm["name"]: arm["folder"] for arm in evaluated(work, "flow", scale)["arms"]}
     resampled = []
     for arm in (own, flow):
         place = results(work, "flow", scale) / "samples" / folders[f"{arm}-g{scale}"]
         features = real.features_of(read_samples(Artifact.open(place, "samples"))[0])
         resampled.append(reference.distances(features.numpy(), RESAMPLES, seed=0)[1:])
-    return 1.96 * stdev(math.log(a / b) for a, b in zip(*resampled, strict=True))
+    return [round(a / b, 5) for a, b in zip(*resampled, strict=True)]
 
 
 def results(work: Path, name: str, scale: int) -> Path:
@@ -430,20 +434,21 @@ def objectives_table(record: dict[str, Any]) -> list[str]:
         for other in others:
             own = []
             for scale in GUIDANCES:
-                widths = [seed.get("paired", {}).get(f"student-{other}{how}-g{scale}") for seed in seeds]
-                own.append(ratios_cell(over_flow(seeds, other, how, scale), widths))
-            own.append(ratios_cell(yardstick_over_flow(seeds, other, how), [None]))
+                name_there = f"student-{other}{how}-g{scale}"
+                resampled = [seed["paired"][name_there] for seed in seeds if name_there in seed.get("paired", {})]
+                own.append(ratios_cell(over_flow(seeds, other, how, scale), resampled))
+            own.append(ratios_cell(yardstick_over_flow(seeds, other, how), []))
             cells += own[: len(measured)]
         if set(cells) != {"-"}:
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def ratios_cell(ratios: Sequence[float], widths: Sequence[float | None]) -> str:
+def ratios_cell(ratios: Sequence[float], resampled: Sequence[Sequence[float]]) -> str:
+    """The mean over seeds, half of its 95 % interval by the draws that all seeds share, and each seed's."""
     if not ratios:
         return "-"
-    known = [width for width in widths if width is not None]
-    half = f" ± {math.hypot(*known) / len(known):.3f}" if len(known) == len(widths) else ""
+    half = f" ± {1.96 * stdev(map(mean, zip(*resampled, strict=True))):.3f}" if len(resampled) == len(ratios) else ""
     return f"{mean(ratios):.3f}{half} ({' / '.join(f'{ratio:.3f}' for ratio in ratios)})"
 
 

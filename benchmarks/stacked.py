@@ -293,8 +293,8 @@ class Distilling:
                 answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
                 wanted.index_copy_(0, teachers.clusters, answer.to(x.dtype).unflatten(0, (-1, x.shape[1])))
                 if self.by_kind:
-                    told = teachers.heard_as
-                    share = heard(told.schedule, told.kind, self.objective, teachers.rows(t)).to(u.dtype)
+                    taken_for = teachers.heard_as
+                    share = heard(taken_for.schedule, taken_for.kind, self.objective, teachers.rows(t)).to(u.dtype)
                     shares.index_copy_(0, teachers.clusters, share.unflatten(0, (-1, x.shape[1])))
         own = now.target(x0.flatten(0, 1), eps.flatten(0, 1))
         target = corrected(wanted.flatten(0, 1), own, self.truth, shares.flatten() if self.by_kind else None)

@@ -375,7 +375,7 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "control-of-x4": tuple(f"student{how}-control-of-x4" for how in ("", "-half-x8", "-half-long")),
             "of-x8": ("student-half-x8-of-x8", "student-x8-of-x8"),
             "trust-of-x8": tuple(f"student-half-x8-{which}-of-x8" for which in ("trust-ddpm", "control")),
-            "kinds-of-x8": tuple(f"student-half-x8-{kind}-of-x8" for kind in ("trust-ddpm", "ddpm", "v")),
+            "kinds-of-x8": tuple(f"student-half-x8-{kind}-of-x8" for kind in ("ddpm", "v")),
         }.items()
     }
 

@@ -226,7 +226,8 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "that its flow teachers were heard as if two of them told noise: what the truth's share does by itself. "
         "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
         "the best network that learned from the data alone (`alone`) for the same operations, at any rate and number "
-        "of steps; and, of a student of teachers of two objectives, to the same student of flow teachers alone.",
+        "of steps; and, of a student of teachers of two objectives or of a control, to the same student of flow "
+        "teachers alone.",
         "",
         "| student | guidance | seed | over its teachers | over the monolith | over data alone | over flow |",
         "|---|---|---|---|---|---|---|",

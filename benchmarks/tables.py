@@ -533,7 +533,7 @@ class Measuring:
         os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
         spawn = multiprocessing.get_context("spawn")  # a fork of a process that uses a card is of no use
         self.pool: Executor = ProcessPoolExecutor(workers, mp_context=spawn) if workers else AtOnce()
-        self.folder = store.record_path.with_suffix("")  # of its own: others may measure the same set
+        self.folder = store.folder / f"features-of-{store.out.stem}"  # of its own: others may measure the same set
         self.folder.mkdir(exist_ok=True)
         self.reference = self.folder / "reference.npy"
         np.save(self.reference, world.real_features.cpu().numpy())

@@ -19,6 +19,7 @@ from atoll.router.recipes import router_network
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import table_plan  # noqa: E402
+import distill  # noqa: E402
 import tables  # noqa: E402
 
 
@@ -135,6 +136,15 @@ def test_two_share_a_set(tmp_path: Path) -> None:
     for measuring in both:
         measuring.collect(wait=True)
     assert stores[0].record["arms"]["floor"] == stores[1].record["arms"]["floor"]
+
+
+def test_a_mean_over_seeds_has_the_interval_of_draws_that_they_share() -> None:
+    """What one draw does to all seeds does not average out; what it does to one of two and undoes in the other does."""
+    up, down = [1.01, 0.99] * 50, [0.99, 1.01] * 50
+    assert distill.ratios_cell([1.02, 1.0], [up, down]) == "1.010 ± 0.000 (1.020 / 1.000)"
+    assert distill.ratios_cell([1.02, 1.0], [up, up]) == "1.010 ± 0.020 (1.020 / 1.000)"
+    assert distill.ratios_cell([1.02, 1.0], [up]) == "1.010 (1.020 / 1.000)", "no interval of half of the seeds"
+    assert distill.ratios_cell([], []) == "-"
 
 
 def test_the_tables_keep_the_router_at_the_papers_share() -> None:

@@ -18,8 +18,8 @@ from atoll.router.recipes import router_network
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import table_plan  # noqa: E402
 import distill  # noqa: E402
+import table_plan  # noqa: E402
 import tables  # noqa: E402
 
 

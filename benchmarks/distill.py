@@ -14,15 +14,16 @@ expert's architecture:
     random      the same from random weights
     average     the same from the average of the experts' weights
     samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
-    mixed-trust, v   as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
-    mixed       as mixed-trust, but the noise experts are heard as a whole, as DDM's are, and not by their kind
+    mixed-data, v    as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
+    mixed-trust as mixed-data, but the noise experts are heard by their kind, as was usual before
+    mixed       as mixed-data, but they are heard as a whole, as DDM's are
     half        as default, with half of the sample's own target in what is learned
-    mixed-trust-half, ...  half and random of the other two ensembles: the best expert may be one of the two
+    mixed-data-half, ...  half and random of the other two ensembles: the best expert may be one of the two
                 that predict something else, so only students from random weights differ in nothing but their teachers
-                (and, with mixed-trust, in the share of the truth that stands in for those)
+                (and, with mixed-data and mixed-trust, in what of the data stands in for those)
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
     fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
-    mixed-trust-fast, ...  as mixed-trust and so on, at that rate
+    mixed-data-fast, ...  as mixed-data and so on, at that rate
 
 With --rate 4 experts and monolith have four times the demo's learning rate, and so have all students, whose rate is an
 expert's; `fast` students are left out then.
@@ -77,10 +78,10 @@ HOWS: dict[str, tuple[str, list[str]]] = {  # what a student's name ends in: how
     "-half": ("`--truth 0.5`", HALF),
     "-half-fast": ("`--truth 0.5`, four times the rate", HALF + FAST),
 }
-WHOLE = ["--set", "trust=whole"]
 OTHERS: dict[str, tuple[str, str, list[str]]] = {  # what a student's name begins with: whose, how told, and options
-    "mixed-trust": ("mixed", "2 ddpm, 6 flow", []),
-    "mixed": ("mixed", "the same, `--set trust=whole`", WHOLE),
+    "mixed-data": ("mixed", "2 ddpm, 6 flow", []),
+    "mixed-trust": ("mixed", "2 ddpm, 6 flow, `trust=kind`", ["--set", "trust=kind"]),
+    "mixed": ("mixed", "2 ddpm, 6 flow, `trust=whole`", ["--set", "trust=whole"]),
     "v": ("v", "2 v, 6 flow", []),
 }
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how

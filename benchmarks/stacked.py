@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from atoll.data.stream import sample_order
-from atoll.distill.lessons import corrected, heard, taught
+from atoll.distill.lessons import Trust, corrected, heard, taught, weight_of
+from atoll.distill.plan import TrustIn
+from atoll.distill.posterior import Behind, Blocks, mean_target
 from atoll.models import fused
 from atoll.models.dit import NORM_EPS, DiT, DiTConfig, gated_add, join_heads, modulate, split_heads
 from atoll.models.router import Router
@@ -240,7 +242,7 @@ class Teachers:
     clusters: Tensor  # int64 [G], on the device
     stack: Stack
     denoiser: Denoiser  # on the reference path
-    heard_as: Objective  # their own, or what they are taken for by a student that hears by kind
+    heard_as: Objective  # their own, or what they are taken for by a student that does not hear all as a whole
 
     @staticmethod
     def of(
@@ -265,6 +267,34 @@ class Teachers:
         """Of a tensor [K, B, ...] those of these experts' clusters [G B, ...]."""
         return value.index_select(0, self.clusters).flatten(0, 1)
 
+    def put(self, value: Tensor, rows: Tensor) -> None:
+        """Into a tensor [K, B, ...] those of these experts' clusters [G B, ...]."""
+        value.index_copy_(0, self.clusters, rows.to(value.dtype).unflatten(0, (-1, value.shape[1])))
+
+    def doubted(self, objective: Objective) -> bool:
+        """Whether a student with this objective does not hear them as a whole."""
+        return bool(Trust(objective, [(self.heard_as.schedule, self.heard_as.kind)]).doubted())
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevice:
+    """`Behind`, where all of it and the samples [N, C, H, W] lie on the device, and nothing is left out."""
+
+    behind: Behind
+    latents: Tensor
+
+    @staticmethod
+    def of(behind: Behind, latents: Tensor) -> OnDevice:
+        alike, anyone = (
+            Blocks(each.of_row.to(latents.device), each.members.to(latents.device))
+            for each in (behind.alike, behind.anyone)
+        )
+        return OnDevice(Behind(alike, anyone, behind.near), latents)
+
+    def targets(self, at: Corruption, x0: Tensor, eps: Tensor, rows: Tensor, dropped: Tensor) -> Tensor:
+        members = self.behind.members(rows, dropped)
+        return mean_target(at, x0, eps, self.latents[members.clamp(min=0)].to(x0), members >= 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Distilling:
@@ -279,25 +309,30 @@ class Distilling:
     objective: Objective
     time_scale: float
     truth: float = 0.0  # share of the sample's own target in what is learned
-    by_kind: bool = False  # and more of it in the place of teachers whose errors grow on the way
+    trust: TrustIn = "whole"  # what stands for teachers whose errors grow on the way
+    behind: OnDevice | None = None  # for `data`: whose mean that is
 
     def loss(self, stack: Stack, x0: Tensor, eps: Tensor, u: Tensor, condition: Batch, rows: Tensor) -> Tensor:
         """[1, K B]."""
         t = self.objective.times(u.flatten()).view_as(u)
         now = self.objective.at(t.flatten()).to(dtype=torch.float32)
         x = now.noisy(x0.flatten(0, 1), eps.flatten(0, 1)).view_as(x0)
-        wanted, shares = torch.empty_like(x), torch.ones_like(u)
+        own = now.target(x0.flatten(0, 1), eps.flatten(0, 1)).view_as(x0)
+        wanted, shares, places = torch.empty_like(x), torch.ones_like(u), torch.arange(u.numel(), device=u.device)
         with torch.no_grad():
             for teachers in self.teachers:
                 given = Condition.of({name: teachers.rows(value) for name, value in condition.items()})
                 answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
-                wanted.index_copy_(0, teachers.clusters, answer.to(x.dtype).unflatten(0, (-1, x.shape[1])))
-                if self.by_kind:
-                    taken_for = teachers.heard_as
-                    share = heard(taken_for.schedule, taken_for.kind, self.objective, teachers.rows(t)).to(u.dtype)
-                    shares.index_copy_(0, teachers.clusters, share.unflatten(0, (-1, x.shape[1])))
-        own = now.target(x0.flatten(0, 1), eps.flatten(0, 1))
-        target = corrected(wanted.flatten(0, 1), own, self.truth, shares.flatten() if self.by_kind else None)
+                teachers.put(wanted, answer)
+                taken_for = teachers.heard_as
+                weight = weight_of(taken_for.schedule, taken_for.kind, self.objective, teachers.rows(t))
+                teachers.put(shares, heard(weight, self.trust))
+                if self.behind is not None and teachers.doubted(self.objective):
+                    here = now[teachers.rows(places.view_as(u))]
+                    asked = [teachers.rows(value) for value in (x0, eps, rows, condition["dropped"])]
+                    teachers.put(own, self.behind.targets(here, *asked))
+        share = None if self.trust == "whole" else shares.flatten()
+        target = corrected(wanted.flatten(0, 1), own.flatten(0, 1), self.truth, share)
         given = {name: value.flatten(0, 1)[None] for name, value in condition.items()}
         value = stack(x.flatten(0, 1)[None], (t * self.time_scale).flatten()[None], given)[0]
         errors = squared_error(value, target).view_as(u)

@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from atoll.distill.plan import TrustIn
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiTConfig
 from atoll.planning import recipes
@@ -101,7 +102,7 @@ class Model:
     rate: float = 1.0  # times an expert's learning rate
     longer: int = 1  # a student's steps: so many times an expert's, with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
-    by_kind: bool = False  # more of it where teachers' errors grow on the way to the student: `heard`
+    trust: TrustIn = "whole"  # what stands for teachers whose errors grow on the way to the student
     heard_as: str | None = None  # as if the teachers were those of this ensemble: the same shares, of other teachers
 
     @property
@@ -120,12 +121,12 @@ def taught_by(
     rate: float = 4,
     truth: float = 0.0,
     longer: int = 1,
-    by_kind: bool = False,
+    trust: TrustIn = "whole",
     heard_as: str | None = None,
 ) -> Model:
     """A student that begins at the best of its teachers, by default of experts at four times the tables' rate."""
     own = Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
-    return replace(own, by_kind=by_kind or heard_as is not None, heard_as=heard_as)
+    return replace(own, trust=trust, heard_as=heard_as)
 
 
 PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
@@ -164,15 +165,28 @@ MODELS: Mapping[str, Model] = {
     "student-x8-of-x8": taught_by("flow8-x8", rate=8),
     "student-half-x8-of-x8": taught_by("flow8-x8", truth=0.5, rate=8),
     **{f"student-half-x8-{k}-of-x8": taught_by(f"2{k}-x8", truth=0.5, rate=8) for k in ("ddpm", "v")},
-    "student-trust-ddpm-of-x4": taught_by("2ddpm-x4", by_kind=True),
-    "student-half-x8-trust-ddpm-of-x4": taught_by("2ddpm-x4", truth=0.5, rate=8, by_kind=True),
-    "student-half-long-trust-ddpm-of-x4": taught_by("2ddpm-x4", truth=0.5, longer=2, by_kind=True),
-    "student-half-x8-trust-ddpm-of-x8": taught_by("2ddpm-x8", truth=0.5, rate=8, by_kind=True),
+    "student-trust-ddpm-of-x4": taught_by("2ddpm-x4", trust="kind"),
+    "student-half-x8-trust-ddpm-of-x4": taught_by("2ddpm-x4", truth=0.5, rate=8, trust="kind"),
+    "student-half-long-trust-ddpm-of-x4": taught_by("2ddpm-x4", truth=0.5, longer=2, trust="kind"),
+    "student-half-x8-trust-ddpm-of-x8": taught_by("2ddpm-x8", truth=0.5, rate=8, trust="kind"),
     # flow teachers with the shares of the truth that noise teachers leave: what of `trust` is the truth's own gain
-    "student-control-of-x4": taught_by(heard_as="2ddpm-x4"),
-    "student-half-x8-control-of-x4": taught_by(truth=0.5, rate=8, heard_as="2ddpm-x4"),
-    "student-half-long-control-of-x4": taught_by(truth=0.5, longer=2, heard_as="2ddpm-x4"),
-    "student-half-x8-control-of-x8": taught_by("flow8-x8", truth=0.5, rate=8, heard_as="2ddpm-x8"),
+    "student-control-of-x4": taught_by(trust="kind", heard_as="2ddpm-x4"),
+    "student-half-x8-control-of-x4": taught_by(truth=0.5, rate=8, trust="kind", heard_as="2ddpm-x4"),
+    "student-half-long-control-of-x4": taught_by(truth=0.5, longer=2, trust="kind", heard_as="2ddpm-x4"),
+    "student-half-x8-control-of-x8": taught_by("flow8-x8", truth=0.5, rate=8, trust="kind", heard_as="2ddpm-x8"),
+    # the data's own mean with what noise teachers say, and in the place of as much of what flow teachers say
+    **{
+        f"student{how}-data-{who}-of-x{rate}": taught_by(
+            teachers, trust="data", heard_as=None if who == "ddpm" else f"2ddpm-x{rate}", **options
+        )
+        for rate, how, options in (
+            (4, "", {}),
+            (4, "-half-x8", {"truth": 0.5, "rate": 8}),
+            (4, "-half-long", {"truth": 0.5, "longer": 2}),
+            (8, "-half-x8", {"truth": 0.5, "rate": 8}),
+        )
+        for who, teachers in (("ddpm", f"2ddpm-x{rate}"), ("control", f"flow8-x{rate}"))
+    },
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -375,6 +389,10 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "control-of-x4": tuple(f"student{how}-control-of-x4" for how in ("", "-half-x8", "-half-long")),
             "of-x8": ("student-half-x8-of-x8", "student-x8-of-x8"),
             "trust-of-x8": tuple(f"student-half-x8-{which}-of-x8" for which in ("trust-ddpm", "control")),
+            # and these, when a mean of the data had been tried on digits
+            "data-of-x4": tuple(f"student{how}-data-ddpm-of-x4" for how in ("", "-half-x8", "-half-long")),
+            "data-control-of-x4": tuple(f"student{how}-data-control-of-x4" for how in ("", "-half-x8", "-half-long")),
+            "data-of-x8": tuple(f"student-half-x8-data-{who}-of-x8" for who in ("ddpm", "control")),
             "kinds-of-x8": tuple(f"student-half-x8-{kind}-of-x8" for kind in ("ddpm", "v")),
         }.items()
     }

@@ -204,7 +204,7 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         model = MODELS[arm["model"].removesuffix(W)]
         base = ENSEMBLES[model.teachers].base if model.teachers in ENSEMBLES else model.teachers
         monolith = replace(MODELS["monolith"], rate=MODELS[base].rate)
-        like_flow = replace(model, teachers=base, by_kind=False, heard_as=None)
+        like_flow = replace(model, teachers=base, trust="whole", heard_as=None)
         of_flow = {name for name, other in MODELS.items() if other == like_flow} - {arm["model"]}
         cells = [
             over(arm, {model.teachers}, usable, route="top-1"),
@@ -221,9 +221,10 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "",
         "A student's name says: half, that half of what it learned is the sample's own target; x8, its rate; long, "
         "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; of-x4, the "
-        "teachers' rate; trust, that noise teachers were heard by their kind, as `atoll distill` does; w, that they "
-        "and v teachers were heard by an earlier rule (docs/log.md), and as a whole where neither is said; control, "
-        "that its flow teachers were heard as if two of them told noise: what the truth's share does by itself. "
+        "teachers' rate; data, that the data's own mean was learned with what noise teachers say, as `atoll distill` "
+        "does; trust and w, that these (w: and v teachers) were heard by earlier rules (docs/log.md), and as a whole "
+        "where none is said; control, that its flow teachers were heard as if two of them told noise: what data and "
+        "truth do by themselves. "
         "Ratios of distances: to the ensemble of its teachers, top-1; to the monolith at the teachers' rate; to "
         "the best network that learned from the data alone (`alone`) for the same operations, at any rate and number "
         "of steps; and, of a student of teachers of two objectives or of a control, to the same student of flow "

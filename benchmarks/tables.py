@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.data.space import LatentSpace
+from atoll.distill.posterior import Behind
 from atoll.ensemble import AskedEvery, Fixed, Mixture, parse_route
 from atoll.ensemble.record import WatchedRoute
 from atoll.evaluation.scores import SCORES, Sets
@@ -60,7 +61,7 @@ from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
 from photograph_set import VALIDATION_EVERY, read_set
-from stacked import Denoising, Distilling, Pool, Stack, Teachers, Telling, Trained, train_stack
+from stacked import Denoising, Distilling, OnDevice, Pool, Stack, Teachers, Telling, Trained, train_stack
 from table_plan import (
     CLUSTERS,
     CURVE,
@@ -239,10 +240,21 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
         weighed = list(zip(own / own.sum(), alike, strict=True))
         student = filled(student, {key: sum(w * s.state[key] for w, s in weighed) for key in alike[0].state})
     teachers = teachers_of(world, seats, world.objectives(model.heard_as or model.teachers))
-    how = {"truth": model.truth, "by_kind": model.by_kind}
+    behind = None
+    if model.trust == "data":
+        doubted = torch.cat([each.clusters for each in teachers if each.doubted(OBJECTIVES["flow"])]).tolist()
+        behind = data_behind(world, torch.cat([rows[k] for k in doubted]), seed)
+    how = {"truth": model.truth, "trust": model.trust, "behind": behind}
     task = Distilling(teachers, shares.to(world.device), OBJECTIVES["flow"], expert.time_scale, **how)
     beside = [each.stack for each in teachers]
     return Lesson(task, [student], rows, recipe_of(model, world.scale), beside=beside)
+
+
+def data_behind(world: World, rows: Tensor, seed: int) -> OnDevice:
+    """The samples of these rows that may lie behind each other's states; captions are those of a class."""
+    latents, labels = world.pool.latents, world.labels[: world.meta["train"]]
+    behind = Behind.of(rows, world.partitions["clusters"], labels.cpu(), lambda some: latents[some].float().cpu(), seed)
+    return OnDevice.of(behind, latents)
 
 
 def teachers_of(world: World, seats: Sequence[Seat], heard_as: Sequence[str]) -> list[Teachers]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.distill.posterior import Behind
 from atoll.islands.expert import read_expert_card
 from atoll.islands.order import read_order
 from atoll.islands.train import shards_of, train
@@ -23,7 +24,7 @@ from atoll.training.result import load_network
 from tiny_orders import CLASSES, NETWORK, TRAINING, tiny_order
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from stacked import Denoising, Distilling, Pool, Stack, Teachers, Telling, train_stack
+from stacked import Denoising, Distilling, OnDevice, Pool, Stack, Teachers, Telling, train_stack
 
 CPU = torch.device("cpu")
 POOLED = DiTConfig(latent=(2, 8, 8), patch=2, width=64, depth=2, heads=2, condition="pooled", text_width=12)
@@ -127,12 +128,13 @@ def test_routers_of_a_stack_learn_to_tell_clusters_apart() -> None:
     assert last < 0.4 < first, "far below ln 3 over all times, t near 1 included"
 
 
-@pytest.mark.parametrize("heard", ["as a whole", "by kind", "all as noise"])
+@pytest.mark.parametrize("heard", ["as a whole", "by kind", "all as noise", "by the data"])
 @pytest.mark.parametrize("truth", [0.0, 0.25])
 def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_cluster(truth: float, heard: str) -> None:
     """Against teachers asked one by one, each through its bridge; clusters of unequal size count as if samples were
     drawn from all data. The teachers of two objectives answer in two groups, and not in the order of clusters. By its
-    kind the noise teacher is heard for 1 / (2 - (1 - t)^2) of what it says, and so are others that are taken for one.
+    kind the noise teacher is heard for 1 / (2 - (1 - t)^2) of what it says, and so are others that are taken for one;
+    beside the data for (1 - t)^2, and the rest is the mean of the samples of its cluster and class, or of any class.
     """
     objectives, limit = [OBJECTIVES["flow"], OBJECTIVES["ddpm"], OBJECTIVES["flow"]], 5.0
     teachers = [stirred(DiT(POOLED), seed) for seed in range(3)]
@@ -146,22 +148,33 @@ def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_clust
         for some in ([2, 0], [1])
     ]
     taken_for = OBJECTIVES["ddpm"] if heard == "all as noise" else None
-    doubted = {"as a whole": [], "by kind": [1], "all as noise": [0, 1, 2]}[heard]
+    doubted = {"as a whole": [], "by kind": [1], "all as noise": [0, 1, 2], "by the data": [1]}[heard]
+    trust = {"as a whole": "whole", "by the data": "data"}.get(heard, "kind")
+    latents = torch.randn(60, *POOLED.latent, generator=numbers) / 4  # near enough to be taken for each other
+    rows, classes = torch.tensor([[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]), torch.arange(60) // 3 % 2
+    x0 = latents[rows]
+    noise_rows = torch.arange(1, 60, 3)
+    behind = Behind.of(noise_rows, torch.arange(60) % 3, classes, lambda some: latents[some], seed=0)
     groups = [
         Teachers.of(stack, torch.tensor(some), OBJECTIVES[name], POOLED.time_scale, limit, taken_for)
         for stack, some, name in zip(stacks, ([2, 0], [1]), ("flow", "ddpm"), strict=True)
     ]
-    task = Distilling(groups, shares, flow, POOLED.time_scale, truth, heard != "as a whole")
+    known = OnDevice.of(behind, latents) if trust == "data" else None
+    task = Distilling(groups, shares, flow, POOLED.time_scale, truth, trust, known)
     stack = Stack([student], device=CPU, precision=torch.float32)
-    losses = task.loss(stack, x0, eps, u, given, torch.zeros(3, 4, dtype=torch.int64))
+    losses = task.loss(stack, x0, eps, u, given, rows)
     expected = 0.0
     for k, (teacher, objective) in enumerate(zip(teachers, objectives, strict=True)):
         t, condition = flow.times(u[k]), Condition(**{name: value[k] for name, value in given.items()})
         x = flow.noisy(x0[k], eps[k], t)
         own = NetworkDenoiser(teacher, objective.schedule, objective.kind, POOLED.time_scale)
-        share = 1 / (2 - (1 - t) ** 2) if k in doubted else torch.ones(4)
+        share, truths = torch.ones(4, dtype=torch.float64), eps[k] - x0[k]
+        if k in doubted:
+            share = (1 - t) ** 2 if trust == "data" else 1 / (2 - (1 - t) ** 2)
+        if k in doubted and trust == "data":
+            truths = torch.stack([velocity_of_mean(x[i], t[i], latents, noise_rows, i, classes) for i in range(4)])
         kept = (1 - truth) * share.float().view(4, 1, 1, 1)
-        target = kept * Bridge(own, limit=limit)(x, t, condition).value + (1 - kept) * (eps[k] - x0[k])
+        target = kept * Bridge(own, limit=limit)(x, t, condition).value + (1 - kept) * truths
         answer = student(x, t * POOLED.time_scale, condition)
         expected += shares[k] * torch.nn.functional.mse_loss(answer, target)
     assert losses.shape == (1, 12)
@@ -169,6 +182,17 @@ def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_clust
     losses.mean().backward()
     assert all(stack.weights.grad is None for stack in stacks)
     assert stack.weights.grad is not None
+
+
+def velocity_of_mean(
+    x: torch.Tensor, t: torch.Tensor, latents: torch.Tensor, rows: torch.Tensor, place: int, classes: torch.Tensor
+) -> torch.Tensor:
+    """Of the samples that may lie behind the state of the noise teacher's sample at `place`; the first one's class is
+    dropped."""
+    some = latents[rows if place == 0 else rows[classes[rows] == classes[rows[place]]]].double()
+    odds = torch.softmax(-(x - (1 - t) * some).flatten(1).square().sum(1) / (2 * t**2), 0)
+    mean = torch.tensordot(odds, some, 1)
+    return ((x - (1 - t) * mean) / t - mean).float()
 
 
 def test_a_stack_keeps_what_it_was_on_the_way() -> None:

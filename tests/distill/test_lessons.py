@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ from atoll.distill.lessons import (
     SampledLessons,
     Trust,
     corrected,
-    heard,
     taught,
+    weight_of,
 )
-from atoll.distill.plan import DistillPlan, student_plan
+from atoll.distill.plan import DistillPlan, TrustIn, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school
 from atoll.ensemble.engine import ExpertEngine
 from atoll.ensemble.groups import Group
@@ -234,27 +235,29 @@ PROCESSES = [(schedule, kind) for schedule in (LinearFlow(), CosineVP(), BETAS, 
     ],
     ids=name,
 )
-def test_how_far_a_teacher_is_heard(schedule: Schedule, kind: Kind, w: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_what_a_teachers_answers_are_worth(
+    schedule: Schedule, kind: Kind, w: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     """By hand, for a student of velocities on the linear path: v = (eps - x) / (1 - t) = (x - x0) / t. In whatever unit
     noise is told, it is noise."""
     t = torch.linspace(0.05, 0.95, 10, dtype=torch.float64)
-    torch.testing.assert_close(heard(schedule, kind, FLOW, t), 1 / (2 - w(t)))
+    torch.testing.assert_close(weight_of(schedule, kind, FLOW, t), w(t))
 
 
 @pytest.mark.parametrize(("schedule", "kind"), PROCESSES, ids=name)
-def test_a_teacher_is_heard_as_its_errors_grow(schedule: Schedule, kind: Kind) -> None:
+def test_answers_are_worth_less_as_their_errors_grow(schedule: Schedule, kind: Kind) -> None:
     """By the bridge's own formula: an error of 1 in the x0 or the noise that a teacher tells, at the time it is asked
     at, is g in the velocity that a student learns. Beyond the teacher's band, too, and at both ends of time."""
     told = tells_only(kind, schedule)
     t = torch.tensor([0.0, 1e-3, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0], dtype=torch.float64)
-    share = heard(schedule, kind, FLOW, t)
+    weight = weight_of(schedule, kind, FLOW, t)
     if told is None:
-        assert torch.equal(share, torch.ones_like(t))
+        assert torch.equal(weight, torch.ones_like(t))
         return
     s, x = schedule.time_at(LinearFlow().log_snr(t)), torch.zeros(8, 1)
     velocity = (torch.full_like(t, -1.0), torch.ones_like(t))
     g = linear_form(Prediction(told, torch.ones(8, 1, dtype=torch.float64)), schedule, x.double(), s, velocity)
-    torch.testing.assert_close(share, 1 / (2 - (1 / g[:, 0] ** 2).clamp(max=1)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(weight, (1 / g[:, 0] ** 2).clamp(max=1), rtol=1e-6, atol=1e-6)
 
 
 def test_whom_students_doubt() -> None:
@@ -266,7 +269,8 @@ def test_whom_students_doubt() -> None:
         assert Trust(Objective(schedule=schedule, kind=kind), processes).doubted() == [1, 2, 4]
 
 
-def test_doubt_leaves_the_mean_lesson_as_it_is() -> None:
+@pytest.mark.parametrize(("rule", "heard_for"), [("kind", 1 / (2 - 0.3**2)), ("data", 0.3**2)])
+def test_doubt_leaves_the_mean_lesson_as_it_is(rule: TrustIn, heard_for: float) -> None:
     """Truth and ideal teachers agree in the mean, so whatever the share at a time, a student learns the same: the mean
     over the samples that may lie behind a state is the teacher's own answer."""
     numbers = torch.Generator().manual_seed(3)
@@ -276,10 +280,10 @@ def test_doubt_leaves_the_mean_lesson_as_it_is() -> None:
     t = torch.full((len(x0),), 0.7, dtype=torch.float64)
     x = noisy(LinearFlow(), x0, eps, t)
     answer = taught(OwnExperts(exact_teachers()).about(torch.ones(len(x0)).long()), FLOW, x, t, None)
-    share = Trust(FLOW, TEACHERS).share(torch.ones(len(x0)).long(), t)
+    share = Trust(FLOW, TEACHERS, rule).share(torch.ones(len(x0)).long(), t)
     target = corrected(answer, FLOW.target(x0, eps, t).value, 0.0, share)
     excess = target - answer
-    assert share[0] == pytest.approx(1 / (2 - 0.3**2))
+    assert share[0] == pytest.approx(heard_for)
     assert excess.abs().mean() > 0.1, "single lessons have the truth's noise"
     # least squares on the state finds nothing in it
     design = torch.cat([x.flatten(1), torch.ones(len(x), 1, dtype=torch.float64)], 1)
@@ -287,25 +291,59 @@ def test_doubt_leaves_the_mean_lesson_as_it_is() -> None:
     assert found.abs().max() < 0.02
 
 
-def test_lessons_of_a_real_run_hear_by_kind(tiny_demo: Path) -> None:
-    """Its noise experts' rows have their share of the sample's own target, those of flow experts nothing of it."""
+def test_lessons_of_a_real_run_hear_noise_teachers_less(tiny_demo: Path) -> None:
+    """Rows of its noise experts have their share of the sample's own target, or of the mean of what may lie behind
+    them, those of flow experts nothing of it."""
     teachers, plan = tiny_teachers(tiny_demo)
     plan = plan.model_copy(update={"objective": FLOW})
     drawn = {}
-    for trust, truth in (("whole", 0.0), ("kind", 0.0), ("kind", 0.5), ("whole", 1.0)):
+    for trust, truth in (*product(("kind", "data"), (0.0, 0.5)), ("whole", 0.0), ("whole", 1.0), ("data", 1.0)):
         told = plan.model_copy(update={"trust": trust, "truth": truth})
         lessons = data_school(teachers, told, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons
         drawn[trust, truth] = lessons.draw(0, 96, slice(0, 96))
+        parts = [lessons.draw(0, 96, slice(first, first + 32))["target"] for first in (0, 32, 64)]
+        torch.testing.assert_close(torch.cat(parts), drawn[trust, truth]["target"], msg="by parts it is the same")
     assert isinstance(lessons, DataLessons)
     noise = torch.tensor([teachers.experts[k].card.kind is Kind.EPSILON for k in range(8)])
     its = noise[asked_clusters(lessons, 0, 96)]
     assert 0 < int(its.sum()) < 96
-    answer, own = drawn["whole", 0.0]["target"], drawn["whole", 1.0]["target"]
-    assert torch.equal(drawn["kind", 0.0]["target"][~its], answer[~its])
-    share = torch.where(its, 1 / (2 - (1 - drawn["kind", 0.0]["t"]) ** 2), 1.0).float().view(-1, 1, 1, 1)
-    for truth in (0.0, 0.5):
-        kept = (1 - truth) * share
-        torch.testing.assert_close(drawn["kind", truth]["target"], kept * answer + (1 - kept) * own)
+    answer, own, mean = (drawn[key]["target"] for key in (("whole", 0.0), ("whole", 1.0), ("data", 1.0)))
+    w = torch.where(its, (1 - drawn["whole", 0.0]["t"]) ** 2, 1.0).float().view(-1, 1, 1, 1)
+    for rule, share, truth_there in (("kind", 1 / (2 - w), own), ("data", w, mean)):
+        assert torch.equal(drawn[rule, 0.0]["target"][~its], answer[~its])
+        for truth in (0.0, 0.5):
+            kept = (1 - truth) * share
+            torch.testing.assert_close(drawn[rule, truth]["target"], kept * answer + (1 - kept) * truth_there)
+    assert torch.equal(mean[~its], own[~its])
+    near_noise = its & (drawn["whole", 0.0]["t"] > 0.8)
+    assert (mean - own)[near_noise].abs().mean() > 0.1, "there other samples may lie behind a state, too"
+
+
+def test_lessons_mean_over_the_samples_of_a_clusters_own_condition(tiny_demo: Path) -> None:
+    """Row by row, by the textbook's formula in float64 over the very samples: of the cluster, with the same caption,
+    or with any where the caption is dropped."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    told = plan.model_copy(update={"objective": FLOW, "trust": "data", "truth": 1.0})
+    lessons = data_school(teachers, told, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons
+    assert isinstance(lessons, DataLessons)
+    batch = lessons.draw(0, 96, slice(0, 96))
+    clustered, train = lessons.clustered, lessons.clustered.rows("train")
+    rows = train[sample_order(len(train), plan.training.seed, 0, 96)]
+    captions = clustered._index.captions
+    x0, seen = clustered.shards.latents(train).double(), {True: 0, False: 0}
+    for place, row in enumerate(rows.tolist()):
+        k, dropped = int(clustered.clusters[row]), bool(batch["dropped"][place])
+        if teachers.experts[k].card.kind is not Kind.EPSILON:
+            continue
+        same = [int(clustered.clusters[r]) == k and (dropped or captions[r] == captions[row]) for r in train.tolist()]
+        t, x = float(batch["t"][place]), batch["x"][place].double()
+        some = x0[torch.tensor(same)]
+        p = torch.softmax(-((x - (1 - t) * some) ** 2).flatten(1).sum(1) / (2 * t**2), 0)
+        mean = (p.view(-1, 1, 1, 1) * some).sum(0)
+        velocity = (x - (1 - t) * mean) / t - mean
+        torch.testing.assert_close(batch["target"][place].double(), velocity, rtol=1e-4, atol=2e-4)
+        seen[dropped] += 1
+    assert min(seen.values()) > 0
 
 
 def asked_clusters(lessons: DataLessons, images: int, batch: int) -> torch.Tensor:

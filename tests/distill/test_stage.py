@@ -171,14 +171,15 @@ def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers
     before = {key: value for key, value in plan.model_dump(mode="json").items() if key not in ("truth", "trust")}
     assert plan.digest() == sha256_bytes(canonical_json(before))
     assert plan.model_copy(update={"trust": "whole"}).digest() == plan.digest()
-    assert plan.model_copy(update={"trust": "kind"}).digest() != plan.digest()
+    assert len({plan.model_copy(update={"trust": rule}).digest() for rule in ("whole", "kind", "data")}) == 3
     assert plan.model_copy(update={"truth": 0.5}).digest() != plan.digest()
 
 
 @pytest.mark.parametrize(
     ("changes", "settles"),
     [
-        ({}, "kind"),
+        ({}, "data"),
+        ({"trust": "kind"}, "kind"),
         ({"trust": "whole"}, "whole"),
         ({"states": "samples", "prompts": ("a handwritten one",)}, "whole"),
         ({"objective": Objective(schedule=CosineVP(), kind=Kind.EPSILON)}, "whole"),
@@ -186,18 +187,21 @@ def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers
     ],
 )
 def test_whom_a_student_believes(changes: dict[str, object], settles: str, teachers: Teachers) -> None:
-    """By kind, where some of its teachers predict what it does not learn as well from them, and the data is there."""
+    """The data, where some of its teachers predict what it does not learn as well from them, and it is there."""
     plan = settled(tiny_plan(teachers, **changes), teachers)
     assert plan.trust == settles
-    assert ("2 of 8 teachers predict what makes" in told_trust(plan, teachers)) == (settles == "kind")
+    assert ("2 of 8 teachers predict what makes" in told_trust(plan, teachers)) == (settles != "whole")
 
 
+@pytest.mark.parametrize("rule", ["whole", "kind"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_students_from_before_trust_are_gone_on_with(finished: bool, teachers: Teachers, tmp_path: Path) -> None:
-    """Where nobody says whom to believe, one that was begun or made when all were believed stays that; asked for it by
+def test_students_of_earlier_rules_are_gone_on_with(
+    finished: bool, rule: str, teachers: Teachers, tmp_path: Path
+) -> None:
+    """Where nobody says whom to believe, one that was begun or made by an earlier rule stays that; asked for another by
     name, it is refused as any other plan is."""
     plan, out = tiny_plan(teachers), tmp_path / "student"
-    before = settled(plan.model_copy(update={"trust": "whole"}), teachers)
+    before = settled(plan.model_copy(update={"trust": rule}), teachers)
     if finished:
         made = distill(teachers.run, out, before, resources=Resources("cpu"))
         assert made is not None
@@ -207,7 +211,7 @@ def test_students_from_before_trust_are_gone_on_with(finished: bool, teachers: T
     assert again is not None
     assert again.manifest.parents["plan"] == before.digest()
     with pytest.raises(UserError, match="already holds an artifact of another plan"):
-        distill(teachers.run, out, plan.model_copy(update={"trust": "kind"}), resources=Resources("cpu"))
+        distill(teachers.run, out, plan.model_copy(update={"trust": "data"}), resources=Resources("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +304,7 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
         (["--objective", "x"], "--objective x: not known; use ddpm, flow, v"),
         (["--truth", "2"], "--truth 2"),
         (["--from-samples", "--truth", "0.5", "--prompts", __file__], "--truth 0.5: with --from-samples there is no"),
-        (["--from-samples", "--set", "trust=kind", "--prompts", __file__], "--set trust=kind: with --from-samples"),
+        (["--from-samples", "--set", "trust=data", "--prompts", __file__], "--set trust=data: with --from-samples"),
         (["--set", "network.dept=1"], "did you mean network.depth"),
         (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
         (["--set", "network.vocabulary=5"], "what its teachers read, and they have 12"),

@@ -276,6 +276,10 @@ class ResidentSamples:
     def __len__(self) -> int:
         return len(self._samples)
 
+    def latents(self, rows: Tensor) -> Tensor:
+        """float32 [n, C, H, W], on the device."""
+        return self._latents[rows.to(self._latents.device)]
+
     def pick(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
         """What a batch carries: `row` int64 [n], `caption` int64 [n] if texts lie on the device, and what does not."""
         if not self._text:

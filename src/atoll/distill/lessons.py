@@ -48,6 +48,8 @@ from ..router.learning import ClusteredSamples
 from ..training.packing import Batch
 from ..training.recipe import Training
 from ..training.seeds import batch_numbers, generator
+from .plan import TrustIn
+from .posterior import Behind
 
 
 class Lessons(Protocol):
@@ -77,15 +79,14 @@ def taught(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor, condit
     return convert(answer, objective.kind, objective.schedule, x, t).value
 
 
-def heard(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
-    """The share of its answer for which a student listens to a teacher of this process, at its times t: float64 [B].
+def weight_of(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
+    """What the answers of a teacher of this process are worth to a student, at its times t: w, float64 [B].
 
     A kind that tells noise alone says x0 by dividing by alpha, one that tells x0 alone says noise by dividing by sigma:
     at one end an error of the teacher is g times as large in what the student learns, g the `x0_gain` of what the
-    teacher tells over that of the student's kind, at the signal-to-noise at which the teacher is asked. With
-    w = 1 / g^2, at most 1, the answer has one voice and the sample's own target has what is missing, 1 - w: the
-    answer's share is 1 / (2 - w). For a velocity on the linear path w is (1 - t)^2 of a teacher of noise and t^2 of one
-    of x0. A teacher that tells both, as velocity and v do, is heard as a whole, and so is one of the student's kind.
+    teacher tells over that of the student's kind, at the signal-to-noise at which the teacher is asked. w = 1 / g^2, at
+    most 1. For a velocity on the linear path that is (1 - t)^2 of a teacher of noise and t^2 of one of x0. A teacher
+    that tells both, as velocity and v do, has 1, and so has one of the student's kind.
 
     Only what a teacher predicts counts, and neither the weights nor the times it was trained with.
     """
@@ -94,8 +95,7 @@ def heard(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Te
         return torch.ones_like(widen(t))
     asked = schedule.time_at(objective.schedule.log_snr(t))  # within the teacher's band
     there = objective.schedule.time_at(schedule.log_snr(asked))
-    w = (x0_gain(objective.kind, objective.schedule, there) / x0_gain(told, schedule, asked)).square().clamp(max=1.0)
-    return 1.0 / (2.0 - w)
+    return (x0_gain(objective.kind, objective.schedule, there) / x0_gain(told, schedule, asked)).square().clamp(max=1.0)
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,25 @@ class Trust:
 
     objective: Objective  # the student's
     processes: Sequence[tuple[Schedule, Kind]]  # the teachers', by cluster
+    rule: TrustIn = "data"
 
     def share(self, clusters: Tensor, t: Tensor) -> Tensor:
         """Of the answers to states of samples of these clusters int64 [B] at the student's times t: float64 [B]."""
-        found = torch.ones_like(widen(t))
+        w = torch.ones_like(widen(t))
         for process in set(self.processes):
             its = torch.tensor([each == process for each in self.processes], device=clusters.device)[clusters]
-            found[its] = heard(*process, self.objective, t[its])
-        return found
+            w[its] = weight_of(*process, self.objective, t[its])
+        return heard(w, self.rule)
 
     def doubted(self) -> list[int]:
         """Clusters whose teachers are not heard as a whole."""
         t = torch.linspace(0, 1, 101, dtype=torch.float64)
-        return [k for k, own in enumerate(self.processes) if bool((heard(*own, self.objective, t) < 1).any())]
+        return [k for k, own in enumerate(self.processes) if bool((weight_of(*own, self.objective, t) < 1).any())]
+
+
+def heard(w: Tensor, rule: TrustIn) -> Tensor:
+    """The share of answers that are worth w: all of them; one voice, the sample's own target having 1 - w; or w."""
+    return {"whole": torch.ones_like(w), "kind": 1.0 / (2.0 - w), "data": w}[rule]
 
 
 def corrected(answer: Tensor, own: Tensor, truth: float, share: Tensor | None = None) -> Tensor:
@@ -137,7 +143,8 @@ class DataLessons:
     """States are noisy training samples, and the expert of a sample's own cluster answers; no router is asked.
 
     `experts` answer on the reference path. They are asked on `device`, where all samples may be `resident`, too. The
-    target has a share `truth` of the sample's own, and what `trust` takes from a teacher's answer.
+    target has a share `truth` of the sample's own, and what `trust` takes from a teacher's answer. Where samples that
+    may lie `behind` a state are known, their mean stands for the sample's own.
     """
 
     objective: Objective
@@ -148,6 +155,7 @@ class DataLessons:
     device: torch.device
     truth: float = 0.0
     trust: Trust | None = None
+    behind: Behind | None = None
     resident: ResidentSamples | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -171,7 +179,13 @@ class DataLessons:
         with self._lock, torch.no_grad():  # batches are drawn by several threads, experts are asked by one
             answer = taught(teacher, self.objective, x, widen(t, self.device), condition)
         share = None if self.trust is None else self.trust.share(clusters, t)
-        target = corrected(answer, here.target(x0, eps), self.truth, share)
+        own = here.target(x0, eps)
+        if self.behind is not None:
+            unsure = torch.nonzero(self.behind.may_be_others(clusters, at)).flatten()
+            dropped = condition.tensors()["dropped"].cpu()[unsure]
+            its = unsure.to(self.device)
+            own[its] = self.behind.targets(here[its], x0[its], eps[its], rows[unsure], dropped, samples.latents)
+        target = corrected(answer, own, self.truth, share)
         return {"x": x, "t": t, "target": target, "weight": at.weight, **condition.tensors()}
 
 

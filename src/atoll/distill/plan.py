@@ -21,7 +21,7 @@ DEFAULT_OBJECTIVE = "flow"
 
 States = Literal["data", "samples"]
 StartFrom = Literal["random", "best", "average"]
-TrustIn = Literal["kind", "whole"]
+TrustIn = Literal["data", "kind", "whole"]
 
 
 class DistillPlan(BaseModel):
@@ -39,8 +39,8 @@ class DistillPlan(BaseModel):
     )
     trust: TrustIn | None = Field(
         None,
-        description="how far teachers are heard: whole (DDM's way), or by kind, the sample's own target having up to "
-        "half where a teacher's errors grow on the way; none: by kind, where that matters and there is data",
+        description="where a teacher's errors grow on the way: whole, it is heard all the same (DDM's way); kind, the "
+        "sample's own target has up to half; data, the mean of samples that may lie there has the rest; none: data",
     )
     states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
     route: str | None = Field(None, description="with samples: which experts answer")
@@ -50,7 +50,7 @@ class DistillPlan(BaseModel):
     def identity(self) -> dict[str, Any]:
         """What a student is known by. Plans had no `truth` and no `trust` once: without them it is what it was."""
         unsaid = {"truth"} if not self.truth else set()
-        return self.model_dump(mode="json", exclude=unsaid | ({"trust"} if self.trust != "kind" else set()))
+        return self.model_dump(mode="json", exclude=unsaid | ({"trust"} if self.trust in (None, "whole") else set()))
 
     def digest(self) -> str:
         return sha256_bytes(canonical_json(self.identity()))

@@ -33,7 +33,7 @@ from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
 from ..models.accounting import account, flops_forward
 from ..models.dit import DiT
-from ..process import Condition, Objective
+from ..process import Condition
 from ..router.learning import ClusteredSamples
 from ..training.checkpoints import CONFIG, saved_execution
 from ..training.execution import device_name, named_or_best
@@ -45,6 +45,7 @@ from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
 from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons, Trust
 from .plan import Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward
+from .posterior import Behind
 from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
 MADE_BY = "plan or other teachers"
@@ -84,9 +85,10 @@ class Teachers:
         places = {member.cluster: place_of(self.run, member) for member in self.version.serving}
         return [Candidate(k, places[k], expert, sizes[k]) for k, expert in self.experts.items()]
 
-    def trust(self, objective: Objective) -> Trust:
-        """How far a student with this objective hears them."""
-        return Trust(objective, [(e.card.schedule, e.card.kind) for _, e in sorted(self.experts.items())])
+    def trust(self, plan: DistillPlan) -> Trust:
+        """How far a student of this plan hears them."""
+        processes = [(e.card.schedule, e.card.kind) for _, e in sorted(self.experts.items())]
+        return Trust(plan.objective, processes, plan.trust or "data")
 
     def card(self, plan: DistillPlan, data: Artifact | None) -> ExpertCard:
         """Of a student from random weights."""
@@ -227,8 +229,8 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
         return
     if plan.truth:
         raise UserError(f"--truth {plan.truth:g}: with --from-samples there is no data to take it from; leave it out")
-    if plan.trust == "kind":
-        raise UserError("--set trust=kind: with --from-samples there is no data to say the rest; leave it out")
+    if plan.trust in ("kind", "data"):
+        raise UserError(f"--set trust={plan.trust}: with --from-samples there is no data to say the rest; leave it out")
     if plan.start == "best":
         raise UserError("--start best: is measured on data; with --from-samples use average, or leave it out")
     if version.text is not None and not plan.prompts:
@@ -247,26 +249,27 @@ def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
 
 
 def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Path) -> DistillPlan:
-    """The plan, or what it was before plans had `trust`, if nobody asked for any and `out` has that one's student."""
-    before = plan.model_copy(update={"trust": "whole"})
+    """The plan, or, if nobody asked for a `trust`, that of the student in `out`, begun when another was usual."""
     record, artifact = out / "state" / CONFIG, find(out)
     if asked.trust is not None or (artifact is None and not record.exists()):
         return plan
     made = artifact.manifest.parents if artifact is not None else json.loads(record.read_bytes()).get("parents", {})
-    return before if made == parents_of(before, teachers) else plan
+    before = [plan.model_copy(update={"trust": rule}) for rule in ("kind", "whole")]
+    return next((each for each in before if made == parents_of(each, teachers)), plan)
 
 
 def told_trust(plan: DistillPlan, teachers: Teachers) -> str:
     """A line about teachers that are not heard as a whole, or nothing."""
-    doubted = teachers.trust(plan.objective).doubted() if plan.trust == "kind" else []
+    doubted = [] if plan.trust == "whole" else teachers.trust(plan).doubted()
     count = f"{len(doubted)} of {len(teachers.experts)} teachers predict what makes larger errors in what it learns"
-    return f"{count}: there up to half of the target is the sample's own" if doubted else ""
+    instead = {"kind": "up to half of the target is the sample's own", "data": "the data answers with them"}
+    return f"{count}: there {instead[plan.trust or 'data']}" if doubted else ""
 
 
 def settled_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
-    """By kind, where that says anything, the data is there to say the rest, and nobody wants it otherwise."""
-    nothing = plan.states == "samples" or not teachers.trust(plan.objective).doubted()
-    return "whole" if nothing or plan.trust == "whole" else "kind"
+    """By the data, where there is any, some teachers are in doubt, and nobody wants it otherwise."""
+    nothing = plan.states == "samples" or not teachers.trust(plan).doubted()
+    return "whole" if nothing else plan.trust or "data"
 
 
 def usual_start(plan: DistillPlan, teachers: Teachers) -> StartFrom:
@@ -329,8 +332,13 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
     experts = OwnExperts(placed.engine(desk.precision).denoisers)
     latent = tuple(version.latent.shape)
-    trust = teachers.trust(plan.objective) if plan.trust == "kind" else None
-    lessons = DataLessons(plan.objective, plan.training, clustered, experts, latent, desk.device, plan.truth, trust)
+    trust = None if plan.trust == "whole" else teachers.trust(plan)
+    behind = (
+        behind_doubted(clustered, trust, plan.training.seed) if trust is not None and plan.trust == "data" else None
+    )
+    lessons = DataLessons(
+        plan.objective, plan.training, clustered, experts, latent, desk.device, plan.truth, trust, behind
+    )
     per_image = mean_forward({k: e.card.architecture for k, e in teachers.experts.items()}, sizes)
     cost = cost_of(plan, per_image, teachers.orders)
     school = School(
@@ -344,6 +352,13 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     )
     school.validation = school.validation_of(plan, MOST_SAMPLES)
     return school
+
+
+def behind_doubted(clustered: ClusteredSamples, trust: Trust, seed: int) -> Behind:
+    """The training samples that may lie behind states in the clusters of teachers that are not heard as a whole."""
+    rows = clustered.rows("train")
+    rows = rows[torch.isin(clustered.clusters[rows], torch.tensor(trust.doubted()))]
+    return Behind.of(rows, clustered.clusters, clustered.conditions(), clustered.shards.latents, seed)
 
 
 def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:

@@ -41,6 +41,13 @@ class ClusteredSamples:
     def rows(self, split: str) -> Tensor:
         return torch.from_numpy(self._index.rows(split))
 
+    def conditions(self) -> Tensor:
+        """A number for every sample, int64 [N]: samples with the same label and the same captions have the same."""
+        labels = self.shards.labels(torch.arange(len(self.shards))).tolist()
+        numbers: dict[tuple[int | str, ...], int] = {}
+        named = zip(labels, self._index.captions, strict=True)
+        return torch.tensor([numbers.setdefault((label, *captions), len(numbers)) for label, captions in named])
+
 
 @dataclass
 class RouterLearner:

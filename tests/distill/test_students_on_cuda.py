@@ -50,7 +50,7 @@ def distilled(
 def test_it_learns_what_it_learns_on_a_cpu(
     changes: dict[str, object], settings: dict[str, str], tiny_demo: Path, tmp_path: Path
 ) -> None:
-    """From teachers of two objectives, of which two are heard by their kind; and on their own trajectories."""
+    """From teachers of two objectives, beside two of which the data answers; and on their own trajectories."""
     here = distilled(tiny_demo, tmp_path / "here", "cpu", {}, **changes)
     there = distilled(tiny_demo, tmp_path / "there", "cuda", settings, **changes)
     assert [row["images"] for row in there] == [row["images"] for row in here]

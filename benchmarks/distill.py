@@ -49,6 +49,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.stats import t
+
 from atoll.artifacts import Artifact, Store
 from atoll.data.index import Index
 from atoll.demo import demo_settings, tiny_settings
@@ -97,6 +99,7 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1, 2)
 RESAMPLES = 100  # sets of samples, for the interval of a ratio
+ENOUGH = 5  # seeds, for an interval of their own
 SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
@@ -448,10 +451,17 @@ def objectives_table(record: dict[str, Any]) -> list[str]:
 
 
 def ratios_cell(ratios: Sequence[float], resampled: Sequence[Sequence[float]]) -> str:
-    """The mean over seeds, half of its 95 % interval by the draws that all seeds share, and each seed's."""
+    """The mean over seeds, half of its 95 % interval, and each seed's.
+
+    The interval is the seeds' own (Student's t), where there are enough of them, or that of the draws they share.
+    """
     if not ratios:
         return "-"
-    half = f" ± {1.96 * stdev(map(mean, zip(*resampled, strict=True))):.3f}" if len(resampled) == len(ratios) else ""
+    half = ""
+    if len(ratios) >= ENOUGH:
+        half = f" ± {t.ppf(0.975, len(ratios) - 1) * stdev(ratios) / len(ratios) ** 0.5:.3f}"
+    elif len(resampled) == len(ratios):
+        half = f" ± {1.96 * stdev(map(mean, zip(*resampled, strict=True))):.3f}"
     return f"{mean(ratios):.3f}{half} ({' / '.join(f'{ratio:.3f}' for ratio in ratios)})"
 
 

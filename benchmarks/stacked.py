@@ -273,12 +273,15 @@ class Teachers:
 
     def doubted(self, objective: Objective) -> bool:
         """Whether a student with this objective does not hear them as a whole."""
-        return bool(Trust(objective, [(self.heard_as.schedule, self.heard_as.kind)]).doubted())
+        return bool(Trust(objective, [(self.heard_as.schedule, self.heard_as.kind)], "data").doubted())
 
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """`Behind`, where all of it and the samples [N, C, H, W] lie on the device, and nothing is left out."""
+    """`Behind`, where all of it and the samples [N, C, H, W] lie on the device, and nothing is left out.
+
+    So it can be recorded in a graph. Rows must be of its clusters, and sigma above 0, as objectives' times see to.
+    """
 
     behind: Behind
     latents: Tensor
@@ -289,7 +292,7 @@ class OnDevice:
             Blocks(each.of_row.to(latents.device), each.members.to(latents.device))
             for each in (behind.alike, behind.anyone)
         )
-        return OnDevice(Behind(alike, anyone, behind.near), latents)
+        return OnDevice(Behind(alike, anyone, behind.nearest), latents)
 
     def targets(self, at: Corruption, x0: Tensor, eps: Tensor, rows: Tensor, dropped: Tensor) -> Tensor:
         members = self.behind.members(rows, dropped)
@@ -324,9 +327,10 @@ class Distilling:
                 given = Condition.of({name: teachers.rows(value) for name, value in condition.items()})
                 answer = taught(teachers.denoiser, self.objective, teachers.rows(x), teachers.rows(t), given)
                 teachers.put(wanted, answer)
-                taken_for = teachers.heard_as
-                weight = weight_of(taken_for.schedule, taken_for.kind, self.objective, teachers.rows(t))
-                teachers.put(shares, heard(weight, self.trust))
+                if self.trust != "whole":
+                    taken_for = teachers.heard_as
+                    weight = weight_of(taken_for.schedule, taken_for.kind, self.objective, teachers.rows(t))
+                    teachers.put(shares, heard(weight, self.trust))
                 if self.behind is not None and teachers.doubted(self.objective):
                     here = now[teachers.rows(places.view_as(u))]
                     asked = [teachers.rows(value) for value in (x0, eps, rows, condition["dropped"])]

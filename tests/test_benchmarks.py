@@ -145,6 +145,9 @@ def test_a_mean_over_seeds_has_the_interval_of_draws_that_they_share() -> None:
     assert distill.ratios_cell([1.02, 1.0], [up, up]) == "1.010 ± 0.020 (1.020 / 1.000)"
     assert distill.ratios_cell([1.02, 1.0], [up]) == "1.010 (1.020 / 1.000)", "no interval of half of the seeds"
     assert distill.ratios_cell([], []) == "-"
+    # of five seeds their own: 2.776 sd / sqrt(5), Student's t with four degrees of freedom
+    five = [1.0, 1.0, 1.0, 1.0, 1.1]
+    assert distill.ratios_cell(five, [up] * 5).startswith(f"1.020 ± {2.776 * 0.044721 / 5**0.5:.3f} (")
 
 
 def test_the_tables_keep_the_router_at_the_papers_share() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from atoll.artifacts import Store
+from atoll.data.shards import ResidentSamples
 from atoll.data.stream import sample_order
 from atoll.distill.lessons import (
     TRAJECTORIES,
@@ -24,7 +25,7 @@ from atoll.distill.lessons import (
     weight_of,
 )
 from atoll.distill.plan import DistillPlan, TrustIn, student_plan
-from atoll.distill.stage import Desk, Teachers, data_school
+from atoll.distill.stage import Desk, Teachers, data_school, settled
 from atoll.ensemble.engine import ExpertEngine
 from atoll.ensemble.groups import Group
 from atoll.ensemble.mixture import Mixture
@@ -164,7 +165,7 @@ def test_teachers_that_take_turns_say_the_same(tiny_demo: Path) -> None:
 
 def tiny_teachers(run: Path) -> tuple[Teachers, DistillPlan]:
     teachers = Teachers.of(Store.at(run))
-    return teachers, student_plan(teachers.orders, objective="ddpm")
+    return teachers, settled(student_plan(teachers.orders, objective="ddpm"), teachers)
 
 
 def test_lessons_of_a_real_run_are_its_experts_own_answers(tiny_demo: Path) -> None:
@@ -264,9 +265,9 @@ def test_whom_students_doubt() -> None:
     """Who learns noise hears out teachers of noise, velocity and v; who learns velocity or v only those of both."""
     processes: list[tuple[Schedule, Kind]] = [*TEACHERS, (BETAS, Kind.EPSILON)]
     for schedule, kind in ((CosineVP(), Kind.EPSILON), (EDM(), Kind.SCORE)):
-        assert Trust(Objective(schedule=schedule, kind=kind), processes).doubted() == [2]
+        assert Trust(Objective(schedule=schedule, kind=kind), processes, "data").doubted() == [2]
     for schedule, kind in ((LinearFlow(), Kind.VELOCITY), (CosineVP(), Kind.V)):
-        assert Trust(Objective(schedule=schedule, kind=kind), processes).doubted() == [1, 2, 4]
+        assert Trust(Objective(schedule=schedule, kind=kind), processes, "data").doubted() == [1, 2, 4]
 
 
 @pytest.mark.parametrize(("rule", "heard_for"), [("kind", 1 / (2 - 0.3**2)), ("data", 0.3**2)])
@@ -344,6 +345,30 @@ def test_lessons_mean_over_the_samples_of_a_clusters_own_condition(tiny_demo: Pa
         torch.testing.assert_close(batch["target"][place].double(), velocity, rtol=1e-4, atol=2e-4)
         seen[dropped] += 1
     assert min(seen.values()) > 0
+
+    # one by one, also where nobody else may lie behind the only one; and where all samples lie on a device
+    alone = torch.cat([lessons.draw(0, 96, slice(place, place + 1))["target"] for place in range(96)])
+    torch.testing.assert_close(alone, batch["target"])
+    lessons.resident = ResidentSamples(clustered.shards, CPU)
+    assert torch.equal(lessons.draw(0, 96, slice(0, 96))["target"], batch["target"])
+
+
+def test_samples_without_a_caption_are_not_taken_for_those_whose_caption_was_dropped(
+    tiny_demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have no condition, but a caption is dropped of all samples alike, and only then all may lie behind."""
+    teachers, plan = tiny_teachers(tiny_demo)
+    told = plan.model_copy(update={"objective": FLOW, "trust": "data", "truth": 1.0})
+    lessons = data_school(teachers, told, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons
+    assert isinstance(lessons, DataLessons)
+    before, shards = lessons.draw(0, 96, slice(0, 96)), lessons.clustered.shards
+    pick = shards.pick
+    without = {"dropped": torch.ones(96, dtype=torch.bool)}
+    monkeypatch.setattr(shards, "pick", lambda rows, u: pick(rows, u) | without)
+    after = lessons.draw(0, 96, slice(0, 96))
+    assert after["dropped"].all()
+    assert not before["dropped"].all()
+    assert torch.equal(after["target"], before["target"])
 
 
 def asked_clusters(lessons: DataLessons, images: int, batch: int) -> torch.Tensor:

@@ -147,7 +147,7 @@ def test_status_knows_students(teachers: Teachers, tiny_demo: Path, tmp_path: Pa
 def test_operations_are_counted(teachers: Teachers, tmp_path: Path) -> None:
     """By hand: a quarter of the images, three forward passes of the student and one of a teacher for each."""
     plan = student_plan(teachers.orders)
-    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
+    school = data_school(teachers, settled(plan, teachers), Desk.at(Resources("cpu"), tmp_path))
     forward = flops_forward(plan.network)  # all experts of the demo are alike
     seen = sum(order.training.images for order in teachers.orders)
     assert school.cost.student == 3 * forward * plan.training.images
@@ -245,7 +245,7 @@ def test_the_best_teacher_is_the_one_with_the_lowest_error(teachers: Teachers, t
     plan = tiny_plan(teachers)
     artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
     assert artifact is not None
-    school = data_school(teachers, plan, Desk.at(Resources("cpu"), tmp_path))
+    school = data_school(teachers, settled(plan, teachers), Desk.at(Resources("cpu"), tmp_path))
     validation = school.validation_of(plan, 10_000)
     assert validation is not None
     errors = {}
@@ -305,6 +305,7 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
         (["--truth", "2"], "--truth 2"),
         (["--from-samples", "--truth", "0.5", "--prompts", __file__], "--truth 0.5: with --from-samples there is no"),
         (["--from-samples", "--set", "trust=data", "--prompts", __file__], "--set trust=data: with --from-samples"),
+        (["--from-samples", "--set", "trust=kind", "--prompts", __file__], "--set trust=kind: with --from-samples"),
         (["--set", "network.dept=1"], "did you mean network.depth"),
         (["--set", "network.latent=[1, 4, 4]"], "the experts' latents are"),
         (["--set", "network.vocabulary=5"], "what its teachers read, and they have 12"),

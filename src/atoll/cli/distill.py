@@ -65,9 +65,9 @@ def distill(
     all validation data, and sees a quarter of what all experts saw: with the
     teachers' answers a third of a monolith's operations. With --truth 0.5 half
     of what it learns is the data's own: better on photographs, and on digits
-    without guidance. Beside an expert that predicts noise alone, up to half is
-    the data's own in any case, since its errors grow towards noise; --set
-    trust=whole takes every answer as it is.
+    without guidance. With an expert that predicts noise alone, whose errors
+    grow towards noise, the data answers in any case: by the mean of all samples
+    that may lie behind a state; --set trust=whole takes every answer as it is.
 
     The result is an expert without a cluster: sample, evaluate and export take
     its folder as they take a run. See docs/distill.md.

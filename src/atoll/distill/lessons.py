@@ -5,7 +5,7 @@ A lesson is a batch of
     x          float32 [B, C, H, W]   the state on the student's path
     t          float64 [B]            the student's time
     target     float32 [B, C, H, W]   the teacher's answer as the kind that the student predicts, or what is learned
-                                      of it and the sample's own target
+                                      of it and the sample's own target, or the mean of samples like it
     weight     float32 [B]            of the squared error, as the objective has it
     ...        the fields of the condition
 
@@ -104,7 +104,7 @@ class Trust:
 
     objective: Objective  # the student's
     processes: Sequence[tuple[Schedule, Kind]]  # the teachers', by cluster
-    rule: TrustIn = "data"
+    rule: TrustIn
 
     def share(self, clusters: Tensor, t: Tensor) -> Tensor:
         """Of the answers to states of samples of these clusters int64 [B] at the student's times t: float64 [B]."""
@@ -121,8 +121,10 @@ class Trust:
 
 
 def heard(w: Tensor, rule: TrustIn) -> Tensor:
-    """The share of answers that are worth w: all of them; one voice, the sample's own target having 1 - w; or w."""
-    return {"whole": torch.ones_like(w), "kind": 1.0 / (2.0 - w), "data": w}[rule]
+    """The share of answers that are worth w: all of it; one voice, the sample's own target having 1 - w; or w."""
+    if rule == "whole":
+        return torch.ones_like(w)
+    return w if rule == "data" else 1.0 / (2.0 - w)
 
 
 def corrected(answer: Tensor, own: Tensor, truth: float, share: Tensor | None = None) -> Tensor:
@@ -130,7 +132,8 @@ def corrected(answer: Tensor, own: Tensor, truth: float, share: Tensor | None = 
 
     a is (1 - truth), or (1 - truth) share where a teacher is heard for a `share` float [B] of its answer. A teacher is
     wrong in the same way at every sample, the sample's own target only by chance: its mean is right. So a^2 of the
-    teacher's squared error reaches the student, and (1 - a)^2 of the noise of learning from data.
+    teacher's squared error reaches the student, and (1 - a)^2 of the noise that `own` has: that of learning from data,
+    or less where it is a mean of all samples that may lie there.
     """
     answer = answer.to(own.dtype)
     if share is None:
@@ -169,22 +172,23 @@ class DataLessons:
         rows = self._rows[sample_order(len(self._rows), seed, images, batch)][part]
         picked = {name: value.to(self.device) for name, value in samples.pick(rows, numbers.caption).items()}
         x0, condition = samples.fetch(picked)
-        condition = condition.drop((numbers.dropout < self.training.condition_dropout).to(self.device))
+        dropped = numbers.dropout < self.training.condition_dropout
+        condition = condition.drop(dropped.to(self.device))
         t = self.objective.times(numbers.u)
         at = self.objective.at(t).to(dtype=torch.float32)
         here, eps = at.to(self.device), numbers.eps.to(self.device)
         x = here.noisy(x0, eps)
         clusters = self.clustered.clusters[rows]
         teacher = self.experts.about(clusters.to(self.device))
+        own = here.target(x0, eps)
         with self._lock, torch.no_grad():  # batches are drawn by several threads, experts are asked by one
             answer = taught(teacher, self.objective, x, widen(t, self.device), condition)
+            if self.behind is not None:
+                # a sample that has no condition of its own is not one of those whose condition is dropped
+                unsure = torch.nonzero(self.behind.may_be_others(clusters, at)).flatten()
+                its, who = unsure.to(self.device), (rows[unsure], dropped[unsure])
+                own[its] = self.behind.targets(here[its], x0[its], eps[its], *who, samples.latents)
         share = None if self.trust is None else self.trust.share(clusters, t)
-        own = here.target(x0, eps)
-        if self.behind is not None:
-            unsure = torch.nonzero(self.behind.may_be_others(clusters, at)).flatten()
-            dropped = condition.tensors()["dropped"].cpu()[unsure]
-            its = unsure.to(self.device)
-            own[its] = self.behind.targets(here[its], x0[its], eps[its], rows[unsure], dropped, samples.latents)
         target = corrected(answer, own, self.truth, share)
         return {"x": x, "t": t, "target": target, "weight": at.weight, **condition.tensors()}
 

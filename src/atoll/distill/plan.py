@@ -22,6 +22,7 @@ DEFAULT_OBJECTIVE = "flow"
 States = Literal["data", "samples"]
 StartFrom = Literal["random", "best", "average"]
 TrustIn = Literal["data", "kind", "whole"]
+USUAL_TRUST: TrustIn = "data"
 
 
 class DistillPlan(BaseModel):

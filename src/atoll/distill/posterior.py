@@ -11,7 +11,8 @@ It is what a network would learn from the draws in the end, without their noise 
 
 A large cluster is cut into blocks at random, and a sample's mean is over its own block. Which block that is does not
 depend on the noise, so the mean over all samples behind x is still the same: smaller blocks leave more noise, and bias
-nothing. That holds for any other way to leave samples out that looks only at the sample's cluster, condition and time.
+nothing. That holds for any other way to leave samples out that looks only at what a sample is and at its time. Where a
+condition is dropped by chance, it is dropped of all samples alike, and they are those of the whole cluster.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from torch import Tensor
 from ..process import Corruption, per_sample
 from ..training.seeds import generator
 
-MOST = 512  # samples of a block: so many are read for one state
-SURELY = 12.0  # alpha |x0 - x0_j| / sigma from which nobody mistakes j for the sample: odds of exp(-72 ± 12)
-VALUES_AT_ONCE = 2**25  # of samples that are compared with states
+BLOCK_SIZE = 512  # samples, of which so many are read for one state
+SURE_DISTANCE = 12.0  # alpha |x0 - x0_j| / sigma from which nobody mistakes j for the sample: odds of exp(-72 ± 12)
+VALUES_AT_ONCE = 2**25  # of samples that are compared with states; larger latents have smaller blocks
+BYTES_AT_WORK = 3 * 4 * VALUES_AT_ONCE  # the samples in float32, how far away they are, and what is made of that
 
 Latents = Callable[[Tensor], Tensor]  # of rows int64 [n], somewhere: [n, C, H, W]
 
@@ -65,7 +67,7 @@ class Blocks:
     members: Tensor  # int64 [blocks, M]: rows of a block, and -1 where it has no more
 
     @staticmethod
-    def of(rows: Tensor, keys: Tensor, count: int, numbers: torch.Generator, most: int = MOST) -> Blocks:
+    def of(rows: Tensor, keys: Tensor, count: int, numbers: torch.Generator, most: int) -> Blocks:
         """Of `rows` int64 [n] of `count` in all, dealt at random to as few blocks of their key [n] as may be."""
         shuffled = torch.randperm(len(rows), generator=numbers)
         ordered, order = torch.sort(keys[shuffled], stable=True)
@@ -98,26 +100,27 @@ class Behind:
 
     alike: Blocks  # of one cluster and condition
     anyone: Blocks  # of one cluster, where the condition is dropped
-    near: Tensor  # float64 [K]: the smallest distance seen between two samples of a cluster, infinite of other clusters
+    nearest: Tensor  # float64 [K]: the smallest distance between samples of a cluster's block, infinite elsewhere
 
     @staticmethod
     def of(rows: Tensor, clusters: Tensor, conditions: Tensor, latents: Latents, seed: int) -> Behind:
         """Of `rows`; `clusters` and `conditions` [N] number those of all samples."""
         numbers = generator(seed, "behind")
         own, count = clusters[rows], len(clusters)
-        anyone = Blocks.of(rows, own, count, numbers)
-        alike = Blocks.of(rows, own * (int(conditions.max()) + 1) + conditions[rows], count, numbers)
+        most = max(2, min(BLOCK_SIZE, VALUES_AT_ONCE // max(1, latents(rows[:1]).numel())))
+        anyone = Blocks.of(rows, own, count, numbers, most)
+        alike = Blocks.of(rows, own * (int(conditions.max()) + 1) + conditions[rows], count, numbers, most)
         alike, anyone = (each.widened(max(alike.width, anyone.width)) for each in (alike, anyone))
-        near = torch.full((int(clusters.max()) + 1,), torch.inf, dtype=torch.float64)
+        nearest = torch.full((int(clusters.max()) + 1,), torch.inf, dtype=torch.float64)
         for k in torch.unique(own).tolist():
             block = anyone.beside(rows[own == k][:1])[0]
             some = latents(block[block >= 0]).flatten(1).double()
-            near[k] = F.pdist(some).min() if len(some) > 1 else torch.inf
-        return Behind(alike, anyone, near)
+            nearest[k] = F.pdist(some).min() if len(some) > 1 else torch.inf
+        return Behind(alike, anyone, nearest)
 
     def may_be_others(self, clusters: Tensor, at: Corruption) -> Tensor:
         """Whether at this noise a sample of these clusters [B] may be taken for another: bool [B]."""
-        return at.alpha * self.near[clusters] < SURELY * at.sigma
+        return at.alpha * self.nearest[clusters] < SURE_DISTANCE * at.sigma
 
     def members(self, rows: Tensor, dropped: Tensor) -> Tensor:
         """Who may lie behind states of samples `rows` [B], those `dropped` bool [B] without their condition: [B, M]."""
@@ -127,9 +130,11 @@ class Behind:
         self, at: Corruption, x0: Tensor, eps: Tensor, rows: Tensor, dropped: Tensor, latents: Latents
     ) -> Tensor:
         """`mean_target` at states of samples `rows` [B], some of them at a time: [B, ...]."""
-        members = self.members(rows, dropped)
-        size = max(1, VALUES_AT_ONCE // (members.shape[1] * x0[0].numel()))
+        assert bool((self.anyone.of_row[rows] >= 0).all()), "of these clusters nobody is known"
         found = torch.empty_like(x0)
+        members = self.members(rows, dropped)
+        members = members[:, : int((members >= 0).sum(1).max())] if len(rows) else members
+        size = max(1, VALUES_AT_ONCE // max(1, members.shape[1] * x0.shape[1:].numel()))
         for first in range(0, len(rows), size):
             part = slice(first, first + size)
             some = members[part]

@@ -2,7 +2,7 @@
 
 DDM's way: each training sample is answered by the expert of its own cluster, and no router is asked. The experts may be
 of any schedule and kind, since each is asked through its bridge; where errors of what one predicts grow on that way,
-the sample's own target has a share. Or, without data, by the whole mixture on its own trajectories.
+the data answers with it. Or, without data, by the whole mixture on its own trajectories.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
 from ..models.accounting import account, flops_forward
 from ..models.dit import DiT
-from ..process import Condition
+from ..process import Condition, Objective
 from ..router.learning import ClusteredSamples
 from ..training.checkpoints import CONFIG, saved_execution
 from ..training.execution import device_name, named_or_best
@@ -44,8 +44,8 @@ from ..training.seeds import seed_from
 from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
 from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons, Trust
-from .plan import Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward
-from .posterior import Behind
+from .plan import USUAL_TRUST, Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward
+from .posterior import BYTES_AT_WORK, Behind
 from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
 MADE_BY = "plan or other teachers"
@@ -85,10 +85,9 @@ class Teachers:
         places = {member.cluster: place_of(self.run, member) for member in self.version.serving}
         return [Candidate(k, places[k], expert, sizes[k]) for k, expert in self.experts.items()]
 
-    def trust(self, plan: DistillPlan) -> Trust:
-        """How far a student of this plan hears them."""
-        processes = [(e.card.schedule, e.card.kind) for _, e in sorted(self.experts.items())]
-        return Trust(plan.objective, processes, plan.trust or "data")
+    def trust(self, objective: Objective, rule: TrustIn) -> Trust:
+        """How far a student with this objective hears them."""
+        return Trust(objective, [(e.card.schedule, e.card.kind) for _, e in sorted(self.experts.items())], rule)
 
     def card(self, plan: DistillPlan, data: Artifact | None) -> ExpertCard:
         """Of a student from random weights."""
@@ -249,7 +248,7 @@ def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
 
 
 def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Path) -> DistillPlan:
-    """The plan, or, if nobody asked for a `trust`, that of the student in `out`, begun when another was usual."""
+    """The plan, or, if nobody asks for a `trust` now, that of the student in `out` that was begun with another."""
     record, artifact = out / "state" / CONFIG, find(out)
     if asked.trust is not None or (artifact is None and not record.exists()):
         return plan
@@ -260,16 +259,20 @@ def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Pat
 
 def told_trust(plan: DistillPlan, teachers: Teachers) -> str:
     """A line about teachers that are not heard as a whole, or nothing."""
-    doubted = [] if plan.trust == "whole" else teachers.trust(plan).doubted()
+    assert plan.trust is not None, "settled"
+    if plan.trust == "whole":
+        return ""
+    doubted = teachers.trust(plan.objective, plan.trust).doubted()
     count = f"{len(doubted)} of {len(teachers.experts)} teachers predict what makes larger errors in what it learns"
     instead = {"kind": "up to half of the target is the sample's own", "data": "the data answers with them"}
-    return f"{count}: there {instead[plan.trust or 'data']}" if doubted else ""
+    return f"{count}: there {instead[plan.trust]}"
 
 
 def settled_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
     """By the data, where there is any, some teachers are in doubt, and nobody wants it otherwise."""
-    nothing = plan.states == "samples" or not teachers.trust(plan).doubted()
-    return "whole" if nothing else plan.trust or "data"
+    wanted = plan.trust or USUAL_TRUST
+    nothing = plan.states == "samples" or not teachers.trust(plan.objective, wanted).doubted()
+    return "whole" if nothing else wanted
 
 
 def usual_start(plan: DistillPlan, teachers: Teachers) -> StartFrom:
@@ -332,10 +335,9 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
     experts = OwnExperts(placed.engine(desk.precision).denoisers)
     latent = tuple(version.latent.shape)
-    trust = None if plan.trust == "whole" else teachers.trust(plan)
-    behind = (
-        behind_doubted(clustered, trust, plan.training.seed) if trust is not None and plan.trust == "data" else None
-    )
+    assert plan.trust is not None, "settled"
+    trust = None if plan.trust == "whole" else teachers.trust(plan.objective, plan.trust)
+    behind = behind_doubted(clustered, trust, plan) if trust is not None and plan.trust == "data" else None
     lessons = DataLessons(
         plan.objective, plan.training, clustered, experts, latent, desk.device, plan.truth, trust, behind
     )
@@ -347,18 +349,23 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         cost,
         sizes,
         placed.doubt(desk.precision),
-        desk.at_work(teachers.experts.values(), -(-plan.training.batch // team_size())),
+        desk.at_work(teachers.experts.values(), -(-plan.training.batch // team_size()))
+        + (BYTES_AT_WORK / GIB if behind is not None and desk.device.type == "cuda" else 0.0),
         clustered,
     )
     school.validation = school.validation_of(plan, MOST_SAMPLES)
     return school
 
 
-def behind_doubted(clustered: ClusteredSamples, trust: Trust, seed: int) -> Behind:
+def behind_doubted(clustered: ClusteredSamples, trust: Trust, plan: DistillPlan) -> Behind | None:
     """The training samples that may lie behind states in the clusters of teachers that are not heard as a whole."""
     rows = clustered.rows("train")
     rows = rows[torch.isin(clustered.clusters[rows], torch.tensor(trust.doubted()))]
-    return Behind.of(rows, clustered.clusters, clustered.conditions(), clustered.shards.latents, seed)
+    if len(rows) == 0:
+        return None  # and no lesson will ask for any
+    conditions = torch.zeros_like(clustered.clusters)
+    conditions[rows] = clustered.conditions(rows, plan.network.condition)
+    return Behind.of(rows, clustered.clusters, conditions, clustered.shards.latents, plan.training.seed)
 
 
 def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:

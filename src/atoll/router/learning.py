@@ -41,12 +41,18 @@ class ClusteredSamples:
     def rows(self, split: str) -> Tensor:
         return torch.from_numpy(self._index.rows(split))
 
-    def conditions(self) -> Tensor:
-        """A number for every sample, int64 [N]: samples with the same label and the same captions have the same."""
-        labels = self.shards.labels(torch.arange(len(self.shards))).tolist()
-        numbers: dict[tuple[int | str, ...], int] = {}
-        named = zip(labels, self._index.captions, strict=True)
-        return torch.tensor([numbers.setdefault((label, *captions), len(numbers)) for label, captions in named])
+    def conditions(self, rows: Tensor, read: str) -> Tensor:
+        """A number for each of these rows, int64 [n]: the same where that is what a network `read`s of them.
+
+        `read` is an architecture's condition: none, labels, or one of those that are made of captions.
+        """
+        if read == "none":
+            return torch.zeros(len(rows), dtype=torch.int64)
+        if read == "labels":
+            return self.shards.labels(rows) + 1  # 0: none
+        numbers: dict[tuple[str, ...], int] = {}
+        captions = self._index.captions_of(rows.numpy())
+        return torch.tensor([numbers.setdefault(tuple(own), len(numbers)) for own in captions], dtype=torch.int64)
 
 
 @dataclass

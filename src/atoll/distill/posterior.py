@@ -132,12 +132,14 @@ class Behind:
         """`mean_target` at states of samples `rows` [B], some of them at a time: [B, ...]."""
         assert bool((self.anyone.of_row[rows] >= 0).all()), "of these clusters nobody is known"
         found = torch.empty_like(x0)
-        members = self.members(rows, dropped)
-        members = members[:, : int((members >= 0).sum(1).max())] if len(rows) else members
-        size = max(1, VALUES_AT_ONCE // max(1, members.shape[1] * x0.shape[1:].numel()))
-        for first in range(0, len(rows), size):
-            part = slice(first, first + size)
-            some = members[part]
-            others = latents(some.clamp(min=0).flatten()).to(x0).unflatten(0, some.shape)
-            found[part] = mean_target(at[part], x0[part], eps[part], others, (some >= 0).to(x0.device))
+        for blocks, whose in ((self.alike, ~dropped), (self.anyone, dropped)):  # apart: their blocks differ in size
+            places = torch.nonzero(whose).flatten()
+            if len(places) == 0:
+                continue
+            members = blocks.beside(rows[places])
+            members = members[:, : int((members >= 0).sum(1).max())]
+            size = max(1, VALUES_AT_ONCE // max(1, members.shape[1] * x0.shape[1:].numel()))
+            for some, its in zip(members.split(size), places.to(x0.device).split(size), strict=True):
+                others = latents(some.clamp(min=0).flatten()).to(x0).unflatten(0, some.shape)
+                found[its] = mean_target(at[its], x0[its], eps[its], others, (some >= 0).to(x0.device))
         return found

@@ -4,6 +4,7 @@
     python benchmarks/distill.py sheet --work FOLDER --out docs/distill.png        as seen: the same noise for all
     python benchmarks/distill.py table benchmarks/results/distill-digits.json --into docs/distill.md
     python benchmarks/distill.py run --rate 4 --out benchmarks/results/distill-digits-rate-4.json --work ANOTHER
+    python benchmarks/distill.py run --seeds 30 31 32 33 --seeds-at-once 4 --guidances 1 1.25 2 ...    on many cores
     python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
 
 For every seed: digits in eight clusters, eight flow experts, a monolith of the same architecture, and two ensembles in
@@ -26,11 +27,12 @@ expert's architecture:
     mixed-data-fast, ...  as mixed-data and so on, at that rate
 
 With --rate 4 experts and monolith have four times the demo's learning rate, and so have all students, whose rate is an
-expert's; `fast` students are left out then.
+expert's; `fast` students are left out then. Guidance 1 is the model as it is; 2 is the demo's, with which all digits
+are recognised and few look alike to those of the data.
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
---work. Two commands run at a time, with a thread each.
+--work. Two commands run at a time, with a thread each; with --seeds-at-once as many times that.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -75,6 +78,7 @@ RANDOM = ["--start", "random"]
 HOWS: dict[str, tuple[str, list[str]]] = {  # what a student's name ends in: how that is told, and its options
     "-random": ("`--start random`", RANDOM),
     "-random-fast": ("`--start random`, four times the rate", RANDOM + FAST),
+    "-average": ("`--start average`", ["--start", "average"]),
     "": ("the default: from the best flow expert there is", []),
     "-fast": ("the same, four times the rate", FAST),
     "-half": ("`--truth 0.5`", HALF),
@@ -88,7 +92,6 @@ OTHERS: dict[str, tuple[str, str, list[str]]] = {  # what a student's name begin
 }
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     **{how[1:] or "default": ("flow", options) for how, (_, options) in HOWS.items()},
-    "average": ("flow", ["--start", "average"]),
     "samples": ("flow", ["--from-samples"]),
     **{
         f"{other}{how}": (whose, options + more)
@@ -97,7 +100,7 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     },
 }
 ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
-GUIDANCES = (1, 2)
+GUIDANCES = (1.0, 2.0)  # of records that name no others
 RESAMPLES = 100  # sets of samples, for the interval of a ratio
 ENOUGH = 5  # seeds, for an interval of their own
 SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
@@ -138,7 +141,12 @@ def main() -> None:
         "--only", nargs="+", choices=sorted(STUDENTS), help="these students, and their like without teachers"
     )
     running.add_argument("--rate", type=float, default=1.0, help="of experts and monolith, times the demo's")
+    running.add_argument("--guidances", type=float, nargs="+", default=GUIDANCES)
+    running.add_argument("--seeds-at-once", type=int, default=1, help="on machines of more than two cores")
     running.add_argument("--no-monolith", action="store_true", help="leave it for later; it takes a sixth of the time")
+    running.add_argument(
+        "--students-only", action="store_true", help="beside them only the flow ensemble by top-1; half of the time"
+    )
     drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
     drawing.add_argument("--out", type=Path, required=True)
@@ -162,16 +170,24 @@ def run(arguments: argparse.Namespace) -> None:
         "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         "rate": arguments.rate,
+        "guidances": arguments.guidances,
         "seeds": [],
     }
-    for seed in arguments.seeds:
-        work, compare = arguments.work.resolve() / f"seed-{seed}", not arguments.no_monolith
-        settings, *painting = SIZES[arguments.size]
-        made = at_rate(settings(seed), arguments.rate)
-        names = arguments.only or [name for name in STUDENTS if arguments.rate == 1.0 or not name.endswith("fast")]
-        record["seeds"].append(measure(work, made, names, *painting, compare=compare))
-        arguments.out.write_text(json.dumps(record | {"summary": summary(record["seeds"])}, indent=1) + "\n")
+    # processes, since a stage that can be stopped must run in its process's main thread
+    with ProcessPoolExecutor(arguments.seeds_at_once, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(measured, arguments, seed) for seed in arguments.seeds]):
+            record["seeds"] = sorted([*record["seeds"], done.result()], key=lambda each: int(each["seed"]))
+            arguments.out.write_text(json.dumps(record | {"summary": summary(record)}, indent=1) + "\n")
     print("\n".join(table(json.loads(arguments.out.read_text()))))
+
+
+def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """All that is asked for of one seed."""
+    settings, *painting = SIZES[arguments.size]
+    work, made = arguments.work.resolve() / f"seed-{seed}", at_rate(settings(seed), arguments.rate)
+    names = arguments.only or [name for name in STUDENTS if arguments.rate == 1.0 or not name.endswith("fast")]
+    bare, compare = arguments.students_only, not (arguments.no_monolith or arguments.students_only)
+    return measure(work, made, names, arguments.guidances, *painting, compare=compare, bare=bare)
 
 
 def commit() -> str:
@@ -184,10 +200,22 @@ def commit() -> str:
     return head + (" with changes" if changed else "")
 
 
+def guidances_of(record: dict[str, Any]) -> Sequence[float]:
+    return record.get("guidances", GUIDANCES)
+
+
 def measure(
-    work: Path, settings: RunSettings, names: Sequence[str], count: int, steps: int, *, compare: bool
+    work: Path,
+    settings: RunSettings,
+    names: Sequence[str],
+    guidances: Sequence[float],
+    count: int,
+    steps: int,
+    *,
+    compare: bool,
+    bare: bool,
 ) -> dict[str, Any]:
-    """Ensembles of one seed and students, `count` samples of each."""
+    """Ensembles of one seed and students, `count` samples of each; `bare`: of ensembles only what students need."""
     seed = settings.asked.seed
     taught_by = {"flow", *(STUDENTS[name][0] for name in names)}
     runs = {name: work / name for name in MIXES if name in taught_by}
@@ -195,7 +223,7 @@ def measure(
         make_run(runs[name], with_mix(settings, MIXES[name]), known=runs["flow"], compare=compare and name == "flow")
     prompts = work / "prompts.txt"
     prompts.write_text("\n".join(prompts_of(runs["flow"])) + "\n")
-    without = {name: like for name, like in ALONE.items() if like in names}
+    without = {name: like for name, like in ALONE.items() if like in names and not bare}
     students = {name: work / "students" / name for name in (*names, *without)}
 
     def taught(name: str) -> None:
@@ -203,9 +231,9 @@ def measure(
         more = ["--prompts", prompts] if "--from-samples" in options else []
         atoll("distill", runs[whose], "--out", students[name], "--seed", seed, "--device", "cpu", *options, *more)
 
-    def painted(name: str, scale: int) -> None:
+    def painted(name: str, scale: float) -> None:
         beside = [part for place in students.values() for part in ("--student", place)] if name == "flow" else []
-        how = ["-n", count, "--steps", steps, "--guidance", scale]
+        how = ["-n", count, "--steps", steps, "--guidance", f"{scale:g}", *(["--route", "top-1"] if bare else [])]
         atoll("evaluate", runs[name], *how, *beside, "--out", results(work, name, scale))
 
     at_once([lambda name=name: taught(name) for name in names])  # type: ignore[misc]
@@ -216,9 +244,10 @@ def measure(
         operations[name] = train_alone(runs["flow"], name, students[name], settings, told[like])
 
     at_once([lambda each=each: alone(*each) for each in without.items()])  # type: ignore[misc]
-    at_once([lambda each=each: painted(*each) for each in product(runs, GUIDANCES)])  # type: ignore[misc]
+    seen = list(product(["flow"] if bare else runs, guidances))
+    at_once([lambda each=each: painted(*each) for each in seen])  # type: ignore[misc]
     arms: dict[str, dict[str, Any]] = {}
-    for name, scale in product(runs, GUIDANCES):
+    for name, scale in seen:
         evaluation = evaluated(work, name, scale)
         arms |= {(arm if name == "flow" else f"{name} {arm}"): kept for arm, kept in arms_of(evaluation).items()}
     pairs = [(f"student-{other}{how}", f"student-{how[1:] or 'default'}") for other, how in product(OTHERS, HOWS)]
@@ -226,19 +255,24 @@ def measure(
     reference = FrechetReference.of(real.features)
     return {
         "seed": seed,
-        "floors": evaluated(work, "flow", GUIDANCES[0])["floors"],
+        "floors": evaluated(work, "flow", guidances[0])["floors"],
         "operations": operations,
         "started": {name: each["start"] for name, each in told.items()},
         "per_step": per_step(runs["flow"], told[names[0]]),
         "yardstick": {name: error for name, place in students.items() if (error := last_yardstick(place)) is not None},
         "paired": {
-            f"{own}-g{scale}": resampled_ratios(work, real, reference, own, flow, scale)
+            arm_of(own, scale): resampled_ratios(work, real, reference, own, flow, scale)
             for own, flow in pairs
-            for scale in GUIDANCES
-            if {f"{own}-g{scale}", f"{flow}-g{scale}"} <= set(arms)
+            for scale in guidances
+            if {arm_of(own, scale), arm_of(flow, scale)} <= set(arms)
         },
         "arms": {name: arm for name, arm in arms.items() if name.rpartition("-g")[0] in (*ROWS, *BESIDE)},
     }
+
+
+def arm_of(row: str, scale: float) -> str:
+    """As an evaluation calls it."""
+    return f"{row}-g{scale:g}"
 
 
 def last_yardstick(student: Path) -> float | None:
@@ -248,23 +282,23 @@ def last_yardstick(student: Path) -> float | None:
 
 
 def resampled_ratios(
-    work: Path, real: RealData, reference: FrechetReference, own: str, flow: str, scale: int
+    work: Path, real: RealData, reference: FrechetReference, own: str, flow: str, scale: float
 ) -> list[float]:
     """Ratios of the distances of two arms, both resampled alike; the noise behind image i is that of every seed's."""
     folders = {arm["name"]: arm["folder"] for arm in evaluated(work, "flow", scale)["arms"]}
     resampled = []
     for arm in (own, flow):
-        place = results(work, "flow", scale) / "samples" / folders[f"{arm}-g{scale}"]
+        place = results(work, "flow", scale) / "samples" / folders[arm_of(arm, scale)]
         features = real.features_of(read_samples(Artifact.open(place, "samples"))[0])
         resampled.append(reference.distances(features.numpy(), RESAMPLES, seed=0)[1:])
     return [round(a / b, 5) for a, b in zip(*resampled, strict=True)]
 
 
-def results(work: Path, name: str, scale: int) -> Path:
-    return work / f"{name}-results-g{scale}"
+def results(work: Path, name: str, scale: float) -> Path:
+    return work / f"{name}-results-g{scale:g}"
 
 
-def evaluated(work: Path, name: str, scale: int) -> dict[str, Any]:
+def evaluated(work: Path, name: str, scale: float) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((results(work, name, scale) / "evaluation.json").read_text())
     return found
 
@@ -350,40 +384,41 @@ def arms_of(evaluation: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {arm["name"]: {key: arm[key] for key in kept} for arm in evaluation["arms"]}
 
 
-def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(record: dict[str, Any]) -> dict[str, Any]:
     """Ratios of every seed to the flow ensemble's top-1, and what the issue asks for."""
+    seeds, guidances = record["seeds"], guidances_of(record)
     rows = {
-        row: {scale: [distance(s, row, scale) / distance(s, "top-1", scale) for s in seeds] for scale in GUIDANCES}
+        row: {scale: [distance(s, row, scale) / distance(s, "top-1", scale) for s in seeds] for scale in guidances}
         for row in ROWS
-        if all(f"{row}-g1" in seed["arms"] for seed in seeds)
+        if all(arm_of(row, guidances[0]) in seed["arms"] for seed in seeds)
     }
     spent = [next(o for name, o in seed["operations"].items() if name != "samples") for seed in seeds]  # all alike
     return {
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},
         "student of two objectives over that of flow": {
-            f"{other}{how}": {scale: over_flow(seeds, other, how, scale) for scale in GUIDANCES}
+            f"{other}{how}": {scale: over_flow(seeds, other, how, scale) for scale in guidances}
             for other, how in product(OTHERS, HOWS)
-            if over_flow(seeds, other, how, GUIDANCES[0])
+            if over_flow(seeds, other, how, guidances[0])
         },
         "share of the monolith's operations": mean((o["student"] + o["teachers"]) / o["monolith"] for o in spent),
         "targets": {"student over ensemble": 1.1, "share": 1 / 3, "two objectives over flow": 1.0},
     }
 
 
-def over_flow(seeds: list[dict[str, Any]], other: str, how: str, scale: int) -> list[float]:
+def over_flow(seeds: list[dict[str, Any]], other: str, how: str, scale: float) -> list[float]:
     """By seed: the distance of a student of two objectives over that of the same student of flow teachers.
 
     Nothing, where one of the two was not measured for all seeds.
     """
     own, flow = f"student-{other}{how}", f"student-{how[1:] or 'default'}"
-    if not all(f"{row}-g{scale}" in seed["arms"] for seed in seeds for row in (own, flow)):
+    if not all(arm_of(row, scale) in seed["arms"] for seed in seeds for row in (own, flow)):
         return []
     return [distance(seed, own, scale) / distance(seed, flow, scale) for seed in seeds]
 
 
-def distance(seed: dict[str, Any], row: str, scale: int) -> float:
-    return float(seed["arms"][f"{row}-g{scale}"]["frechet"])
+def distance(seed: dict[str, Any], row: str, scale: float) -> float:
+    return float(seed["arms"][arm_of(row, scale)]["frechet"])
 
 
 def write_table(place: Path, page: Path | None) -> None:
@@ -405,17 +440,19 @@ def write_table(place: Path, page: Path | None) -> None:
 
 def table(record: dict[str, Any]) -> list[str]:
     """One row per arm: distances by seed with the mean half-width of their intervals, ratios, costs."""
+    guidances = guidances_of(record)
+    head = " | ".join(f"guidance {scale:g} | ratio" for scale in guidances)
     lines = [
-        "| | Frechet distance, guidance 1 | ratio | guidance 2 | ratio | training: own + teachers' | cost of a step |",
-        "|---|---|---|---|---|---|---|",
+        f"| | Frechet distance, {head} | training: own + teachers' | cost of a step |",
+        "|---|" + "---|---|" * len(guidances) + "---|---|",
     ]
     for row, name in ROWS.items():
-        seeds, cells = [seed for seed in record["seeds"] if f"{row}-g1" in seed["arms"]], []
+        seeds, cells = [seed for seed in record["seeds"] if arm_of(row, guidances[0]) in seed["arms"]], []
         if not seeds:
             continue
-        for scale in GUIDANCES:
+        for scale in guidances:
             values = [distance(seed, row, scale) for seed in seeds]
-            ends = [seed["arms"][f"{row}-g{scale}"]["frechet_interval"] for seed in seeds]
+            ends = [seed["arms"][arm_of(row, scale)]["frechet_interval"] for seed in seeds]
             half = mean((high - low) / 2 for low, high in ends)
             ratios = [value / distance(seed, "top-1", scale) for value, seed in zip(values, seeds, strict=True)]
             cells.append(f"{' / '.join(f'{value:.1f}' for value in values)} (± {half:.1f})")
@@ -429,9 +466,9 @@ def objectives_table(record: dict[str, Any]) -> list[str]:
 
     Distances by guidance, with the half-width of the mean's interval where the record has it, and the yardstick.
     """
-    seeds = record["seeds"]
-    others = [other for other in OTHERS if any(over_flow(seeds, other, how, GUIDANCES[0]) for how in HOWS)]
-    measured = [f"guidance {scale}" for scale in GUIDANCES]
+    seeds, guidances = record["seeds"], guidances_of(record)
+    others = [other for other in OTHERS if any(over_flow(seeds, other, how, guidances[0]) for how in HOWS)]
+    measured = [f"guidance {scale:g}" for scale in guidances]
     measured += ["error on unseen data"] if all("yardstick" in seed for seed in seeds) else []
     head = [f"{OTHERS[other][1]}, {what}" for other, what in product(others, measured)]
     lines = [f"| student of two objectives over that of flow | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
@@ -439,8 +476,8 @@ def objectives_table(record: dict[str, Any]) -> list[str]:
         cells = []
         for other in others:
             own = []
-            for scale in GUIDANCES:
-                name_there = f"student-{other}{how}-g{scale}"
+            for scale in guidances:
+                name_there = arm_of(f"student-{other}{how}", scale)
                 resampled = [seed["paired"][name_there] for seed in seeds if name_there in seed.get("paired", {})]
                 own.append(ratios_cell(over_flow(seeds, other, how, scale), resampled))
             own.append(ratios_cell(yardstick_over_flow(seeds, other, how), []))

@@ -18,6 +18,8 @@ expert's architecture:
     mixed-data, v    as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
     mixed-trust as mixed-data, but the noise experts are heard by their kind, as was usual before
     mixed       as mixed-data, but they are heard as a whole, as DDM's are
+    control     as default, but the flow experts of the clusters that have noise experts in mixed-data are heard for as
+                little as those: what of mixed-data's ratio to default is the data's own doing
     half        as default, with half of the sample's own target in what is learned
     mixed-data-half, ...  half and random of the other two ensembles: the best expert may be one of the two
                 that predict something else, so only students from random weights differ in nothing but their teachers
@@ -51,13 +53,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+from unittest.mock import patch
 
 from scipy.stats import t
 
+from atoll.__main__ import main as run_atoll
 from atoll.artifacts import Artifact, Store
 from atoll.data.index import Index
 from atoll.demo import demo_settings, tiny_settings
-from atoll.distill.plan import DistillPlan
+from atoll.distill.lessons import Trust
+from atoll.distill.plan import DistillPlan, TrustIn
+from atoll.distill.stage import Teachers
 from atoll.ensemble.versions import open_ensemble, open_reference
 from atoll.evaluation.real import RealData
 from atoll.evaluation.samples import read_samples
@@ -67,6 +73,7 @@ from atoll.models.accounting import flops_forward
 from atoll.pipeline.settings import RunSettings, write_once
 from atoll.pipeline.stages import carry_out
 from atoll.planning.monolith import order_on_everything, write_alone
+from atoll.process import Objective
 from atoll.router.card import read_router_card
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,6 +96,7 @@ OTHERS: dict[str, tuple[str, str, list[str]]] = {  # what a student's name begin
     "mixed-trust": ("mixed", "2 ddpm, 6 flow, `trust=kind`", ["--set", "trust=kind"]),
     "mixed": ("mixed", "2 ddpm, 6 flow, `trust=whole`", ["--set", "trust=whole"]),
     "v": ("v", "2 v, 6 flow", []),
+    "control": ("flow", "8 flow, with as much of the data", []),
 }
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     **{how[1:] or "default": ("flow", options) for how, (_, options) in HOWS.items()},
@@ -103,6 +111,7 @@ ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: w
 GUIDANCES = (1.0, 2.0)  # of records that name no others
 RESAMPLES = 100  # sets of samples, for the interval of a ratio
 ENOUGH = 5  # seeds, for an interval of their own
+LIKE_FOR_LIKE = "mixed-data", "control"  # students that differ in nothing but two teachers
 SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
@@ -147,6 +156,10 @@ def main() -> None:
     running.add_argument(
         "--students-only", action="store_true", help="beside them only the flow ensemble by top-1; half of the time"
     )
+    controlling = verbs.add_parser("control", help="a student whose teachers are heard as those of another run are")
+    controlling.add_argument("run", type=Path)
+    controlling.add_argument("like", type=Path, help="the other run")
+    controlling.add_argument("options", nargs=argparse.REMAINDER, help="of `atoll distill`, --out among them")
     drawing = verbs.add_parser("sheet", help="what seed 0 painted, side by side")
     drawing.add_argument("--work", type=Path, required=True)
     drawing.add_argument("--out", type=Path, required=True)
@@ -158,6 +171,8 @@ def main() -> None:
         draw_sheet(arguments.work.resolve() / "seed-0", arguments.out)
     elif arguments.verb == "table":
         write_table(arguments.record, arguments.into)
+    elif arguments.verb == "control":
+        teach_control(arguments.run, arguments.like, arguments.options)
     else:
         run(arguments)
 
@@ -217,7 +232,8 @@ def measure(
 ) -> dict[str, Any]:
     """Ensembles of one seed and students, `count` samples of each; `bare`: of ensembles only what students need."""
     seed = settings.asked.seed
-    taught_by = {"flow", *(STUDENTS[name][0] for name in names)}
+    controls = {name for name in names if name.startswith("control")}
+    taught_by = {"flow", *(STUDENTS[name][0] for name in names), *(["mixed"] if controls else [])}
     runs = {name: work / name for name in MIXES if name in taught_by}
     for name in runs:
         make_run(runs[name], with_mix(settings, MIXES[name]), known=runs["flow"], compare=compare and name == "flow")
@@ -229,7 +245,11 @@ def measure(
     def taught(name: str) -> None:
         whose, options = STUDENTS[name]
         more = ["--prompts", prompts] if "--from-samples" in options else []
-        atoll("distill", runs[whose], "--out", students[name], "--seed", seed, "--device", "cpu", *options, *more)
+        how = ["--out", students[name], "--seed", seed, "--device", "cpu", *options, *more]
+        if name in controls:
+            run_python(__file__, "control", runs[whose], runs["mixed"], *how)
+        else:
+            atoll("distill", runs[whose], *how)
 
     def painted(name: str, scale: float) -> None:
         beside = [part for place in students.values() for part in ("--student", place)] if name == "flow" else []
@@ -351,6 +371,18 @@ def prompts_of(run: Path) -> list[str]:
     return sorted({caption for some in captions for caption in some})
 
 
+def teach_control(run: Path, like: Path, options: Sequence[str]) -> None:
+    """`atoll distill RUN`, but each teacher is heard as if it were the one of its cluster in `like`."""
+    others = Teachers.of(Store.at(like))
+
+    def heard_alike(own: Teachers, objective: Objective, rule: TrustIn) -> Trust:
+        return Trust(objective, [(e.card.schedule, e.card.kind) for _, e in sorted(others.experts.items())], rule)
+
+    words = ["atoll", "distill", str(run), *options]
+    with patch.object(Teachers, "trust", heard_alike), patch.object(sys, "argv", words):
+        run_atoll()
+
+
 def train_alone(run: Path, name: str, out: Path, settings: RunSettings, told: dict[str, Any]) -> dict[str, int]:
     """An expert on all of the data, without teachers, for the operations that a student takes with them."""
     plan = DistillPlan.model_validate(told["plan"])
@@ -428,7 +460,7 @@ def write_table(place: Path, page: Path | None) -> None:
     made = (
         f"`{record['command']}`, seeds {seeds}, commit {record['commit'][:7]}, {record['machine']['cores']} CPU cores."
     )
-    text = "\n".join([*table(record), "", *objectives_table(record), "", made])
+    text = "\n".join([*table(record), "", *objectives_table(record), "", *like_for_like(record), "", made])
     if page is None:
         print(text)
         return
@@ -458,6 +490,21 @@ def table(record: dict[str, Any]) -> list[str]:
             cells.append(f"{' / '.join(f'{value:.1f}' for value in values)} (± {half:.1f})")
             cells.append(f"{mean(ratios):.2f} ({' / '.join(f'{ratio:.2f}' for ratio in ratios)})")
         lines.append(f"| {name} | {' | '.join(cells)} | {training_cost(seeds[0], row)} | {step_cost(seeds[0], row)} |")
+    return lines
+
+
+def like_for_like(record: dict[str, Any]) -> list[str]:
+    """A line for every start of which both students were measured: the one's distance over the other's, by seed."""
+    lines, (own, control) = [], LIKE_FOR_LIKE
+    for how, (told, _) in HOWS.items():
+        cells = []
+        for scale in guidances_of(record):
+            both = [over_flow(record["seeds"], each, how, scale) for each in (own, control)]
+            if all(both):
+                ratios = [a / b for a, b in zip(*both, strict=True)]
+                cells.append(f"{ratios_cell(ratios, [])} at guidance {scale:g}")
+        if cells:
+            lines.append(f"- {told}: {OTHERS[own][1]}, over {OTHERS[control][1]}: {'; '.join(cells)}")
     return lines
 
 
@@ -546,9 +593,13 @@ def draw_sheet(work: Path, out: Path) -> None:
 
 
 def atoll(*arguments: object) -> None:
+    run_python("-m", "atoll", *arguments)
+
+
+def run_python(*arguments: object) -> None:
     words = [str(each) for each in arguments]
-    print("atoll " + " ".join(words), file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "atoll", *words]
+    print(" ".join(words), file=sys.stderr, flush=True)
+    command = [sys.executable, *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 

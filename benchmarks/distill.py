@@ -164,13 +164,13 @@ def main() -> None:
     drawing.add_argument("--work", type=Path, required=True)
     drawing.add_argument("--out", type=Path, required=True)
     writing = verbs.add_parser("table", help="the table in Markdown")
-    writing.add_argument("record", type=Path)
+    writing.add_argument("records", type=Path, nargs="+", help="of one rate and different seeds: as one")
     writing.add_argument("--into", type=Path, help="write it here, in the place of the one before")
     arguments = parser.parse_args()
     if arguments.verb == "sheet":
         draw_sheet(arguments.work.resolve() / "seed-0", arguments.out)
     elif arguments.verb == "table":
-        write_table(arguments.record, arguments.into)
+        write_table(arguments.records, arguments.into)
     elif arguments.verb == "control":
         teach_control(arguments.run, arguments.like, arguments.options)
     else:
@@ -453,13 +453,26 @@ def distance(seed: dict[str, Any], row: str, scale: float) -> float:
     return float(seed["arms"][arm_of(row, scale)]["frechet"])
 
 
-def write_table(place: Path, page: Path | None) -> None:
+def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """As if all seeds had been asked for at once, at the guidances that all have."""
+    first, *others = records
+    seeds = sorted((seed for record in records for seed in record["seeds"]), key=lambda seed: int(seed["seed"]))
+    assert len({record.get("rate", 1.0) for record in records}) == 1, "records of different rates"
+    assert len({seed["seed"] for seed in seeds}) == len(seeds), "a seed stands in two records"
+    shared = [scale for scale in guidances_of(first) if all(scale in guidances_of(other) for other in others)]
+    return {"seeds": seeds, "guidances": shared}
+
+
+def write_table(places: Sequence[Path], page: Path | None) -> None:
     """The table and what it was made with, for a reader or into a page between its two marks."""
-    record = json.loads(place.read_text())
-    seeds = ", ".join(str(seed["seed"]) for seed in record["seeds"])
-    made = (
-        f"`{record['command']}`, seeds {seeds}, commit {record['commit'][:7]}, {record['machine']['cores']} CPU cores."
-    )
+    records = [json.loads(place.read_text()) for place in places]
+    record, made = merged(records), ""
+    for each in records:
+        seeds = ", ".join(str(seed["seed"]) for seed in each["seeds"])
+        made += (
+            f"`{each['command']}`, seeds {seeds}, commit {each['commit'][:7]}, {each['machine']['cores']} CPU cores.\n"
+        )
+    made = made.rstrip()
     text = "\n".join([*table(record), "", *objectives_table(record), "", *like_for_like(record), "", made])
     if page is None:
         print(text)

@@ -150,6 +150,28 @@ def test_a_mean_over_seeds_has_the_interval_of_draws_that_they_share() -> None:
     assert distill.ratios_cell(five, [up] * 5).startswith(f"1.020 ± {2.776 * 0.044721 / 5**0.5:.3f} (")
 
 
+def test_records_of_students_read_as_one() -> None:
+    """Seeds of two records side by side, at the guidances of both; like for like is a ratio of ratios."""
+    rows = {"default": (10.0, 12.0, 40.0), "mixed-data": (11.0, 12.0, 42.0), "control": (10.0, 6.0, 40.0)}
+
+    def seed(number: int, guidances: tuple[float, ...]) -> dict[str, object]:
+        pairs = [(row, *pair) for row, some in rows.items() for pair in zip(guidances, some, strict=True)]
+        arms = {f"student-{row}-g{scale:g}": value for row, scale, value in pairs}
+        return {"seed": number, "arms": {name: {"frechet": value} for name, value in arms.items()}}
+
+    one = {"rate": 4.0, "guidances": [1.0, 1.25, 2.0], "seeds": [seed(8, (1.0, 1.25, 2.0))]}
+    two = {"rate": 4.0, "guidances": [1.0, 1.25, 3.0], "seeds": [seed(7, (1.0, 1.25, 3.0))]}
+    both = distill.merged([one, two])
+    assert [each["seed"] for each in both["seeds"]] == [7, 8]
+    assert both["guidances"] == [1.0, 1.25], "what one of them lacks is no column"
+    (line,) = distill.like_for_like(both)
+    assert line.endswith("1.100 (1.100 / 1.100) at guidance 1; 2.000 (2.000 / 2.000) at guidance 1.25")
+    with pytest.raises(AssertionError, match="different rates"):
+        distill.merged([one, {**two, "rate": 1.0}])
+    with pytest.raises(AssertionError, match="two records"):
+        distill.merged([one, one])
+
+
 def test_the_tables_keep_the_router_at_the_papers_share() -> None:
     for size in ("", "small", "large"):
         scale = table_plan.Scale().of_size(size)

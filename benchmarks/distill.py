@@ -29,8 +29,8 @@ expert's architecture:
     mixed-data-fast, ...  as mixed-data and so on, at that rate
 
 With --rate 4 experts and monolith have four times the demo's learning rate, and so have all students, whose rate is an
-expert's; `fast` students are left out then. Guidance 1 is the model as it is; 2 is the demo's, with which all digits
-are recognised and few look alike to those of the data.
+expert's; `fast` students are left out then. Guidance 1 is the model as it is, 2 the demo's, beyond what
+digits need.
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same

@@ -123,10 +123,9 @@ def taught_by(
     longer: int = 1,
     trust: TrustIn = "whole",
     heard_as: str | None = None,
-    start: str = "best",
 ) -> Model:
     """A student that begins at the best of its teachers, by default of experts at four times the tables' rate."""
-    own = Model("teachers", start=start, teachers=teachers, rate=rate, truth=truth, longer=longer)
+    own = Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
     return replace(own, trust=trust, heard_as=heard_as)
 
 
@@ -188,10 +187,6 @@ MODELS: Mapping[str, Model] = {
         )
         for who, teachers in (("ddpm", f"2ddpm-x{rate}"), ("control", f"flow8-x{rate}"))
     },
-    # from the average of all flow teachers, whoever else teaches
-    "student-average-of-x4": taught_by(start="average"),
-    "student-average-data-ddpm-of-x4": taught_by("2ddpm-x4", trust="data", start="average"),
-    "student-long-average-of-x4": taught_by(longer=2, start="average"),
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -399,9 +394,6 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "data-control-of-x4": tuple(f"student{how}-data-control-of-x4" for how in ("", "-half-x8", "-half-long")),
             "data-of-x8": tuple(f"student-half-x8-data-{who}-of-x8" for who in ("ddpm", "control")),
             "kinds-of-x8": tuple(f"student-half-x8-{kind}-of-x8" for kind in ("ddpm", "v")),
-            # and these, when the average had been the better start on digits
-            "average-of-x4": ("student-average-of-x4", "student-average-data-ddpm-of-x4"),
-            "long-average-of-x4": ("student-long-average-of-x4",),
         }.items()
     }
 

@@ -29,8 +29,7 @@ expert's architecture:
     mixed-data-fast, ...  as mixed-data and so on, at that rate
 
 With --rate 4 experts and monolith have four times the demo's learning rate, and so have all students, whose rate is an
-expert's; `fast` students are left out then. Guidance 1 is the model as it is, 2 the demo's, beyond what
-digits need.
+expert's; `fast` students are left out then. Guidance 1 is the model as it is, 2 the demo's, beyond what digits need.
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -61,8 +60,7 @@ from atoll.__main__ import main as run_atoll
 from atoll.artifacts import Artifact, Store
 from atoll.data.index import Index
 from atoll.demo import demo_settings, tiny_settings
-from atoll.distill.lessons import Trust
-from atoll.distill.plan import DistillPlan, TrustIn
+from atoll.distill.plan import DistillPlan
 from atoll.distill.stage import Teachers
 from atoll.ensemble.versions import open_ensemble, open_reference
 from atoll.evaluation.real import RealData
@@ -73,7 +71,6 @@ from atoll.models.accounting import flops_forward
 from atoll.pipeline.settings import RunSettings, write_once
 from atoll.pipeline.stages import carry_out
 from atoll.planning.monolith import order_on_everything, write_alone
-from atoll.process import Objective
 from atoll.router.card import read_router_card
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,7 +108,10 @@ ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: w
 GUIDANCES = (1.0, 2.0)  # of records that name no others
 RESAMPLES = 100  # sets of samples, for the interval of a ratio
 ENOUGH = 5  # seeds, for an interval of their own
-LIKE_FOR_LIKE = "mixed-data", "control"  # students that differ in nothing but two teachers
+LIKE_FOR_LIKE = (
+    "mixed-data",
+    "control",
+)  # they differ in two teachers, and where the start is the best in that
 SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
@@ -373,13 +373,9 @@ def prompts_of(run: Path) -> list[str]:
 
 def teach_control(run: Path, like: Path, options: Sequence[str]) -> None:
     """`atoll distill RUN`, but each teacher is heard as if it were the one of its cluster in `like`."""
-    others = Teachers.of(Store.at(like))
-
-    def heard_alike(own: Teachers, objective: Objective, rule: TrustIn) -> Trust:
-        return Trust(objective, [(e.card.schedule, e.card.kind) for _, e in sorted(others.experts.items())], rule)
-
+    heard_alike = Teachers.of(Store.at(like)).trust  # whoever teaches
     words = ["atoll", "distill", str(run), *options]
-    with patch.object(Teachers, "trust", heard_alike), patch.object(sys, "argv", words):
+    with patch.object(Teachers, "trust", staticmethod(heard_alike)), patch.object(sys, "argv", words):
         run_atoll()
 
 

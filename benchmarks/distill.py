@@ -3,7 +3,6 @@
     python benchmarks/distill.py run --out benchmarks/results/distill-digits.json --work FOLDER [--seeds 0 1 2]
     python benchmarks/distill.py sheet --work FOLDER --out docs/distill.png        as seen: the same noise for all
     python benchmarks/distill.py table benchmarks/results/distill-digits.json --into docs/distill.md
-    python benchmarks/distill.py run --rate 4 --out benchmarks/results/distill-digits-rate-4.json --work ANOTHER
     python benchmarks/distill.py run --seeds 30 31 32 33 --seeds-at-once 4 --guidances 1 1.25 2 ...    on many cores
     python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
 
@@ -24,12 +23,12 @@ expert's architecture:
     mixed-data-half, ...  half and random of the other two ensembles: the best expert may be one of the two
                 that predict something else, so only students from random weights differ in nothing but their teachers
                 (and, with mixed-data and mixed-trust, in what of the data stands in for those)
+    tenth       as default, with as few lessons without a prompt as an expert has, as was usual before
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
-    fast        as default, at four times an expert's learning rate; found on seed 7, which is not measured here
-    mixed-data-fast, ...  as mixed-data and so on, at that rate
 
-With --rate 4 experts and monolith have four times the demo's learning rate, and so have all students, whose rate is an
-expert's; `fast` students are left out then. Guidance 1 is the model as it is, 2 the demo's, beyond what digits need.
+With --rate 2 experts and monolith have twice the demo's learning rate, and so have all students, whose rate is an
+expert's. Guidance 1 is the model as it is, 2 the demo's, beyond what digits need. Records from before 2026-11-18 are of
+a demo whose rate was 0.003, some of them with --rate 4, which is today's; their students are all `tenth`.
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -60,7 +59,7 @@ from atoll.__main__ import main as run_atoll
 from atoll.artifacts import Artifact, Store
 from atoll.data.index import Index
 from atoll.demo import demo_settings, tiny_settings
-from atoll.distill.plan import DistillPlan
+from atoll.distill.plan import DistillPlan, unprompted_share
 from atoll.distill.stage import Teachers
 from atoll.ensemble.versions import open_ensemble, open_reference
 from atoll.evaluation.real import RealData
@@ -76,17 +75,15 @@ from atoll.router.card import read_router_card
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"demo": (demo_settings, 4000, 50), "tiny": (tiny_settings, 40, 4)}  # settings, samples per arm, steps
 MIXES = {"flow": "8flow", "mixed": "2ddpm:6flow", "v": "2v:6flow"}
-FAST = ["--set", "training.learning_rate=0.012"]
+TENTH = ["--set", "training.condition_dropout=0.1"]
 HALF = ["--truth", "0.5"]
 RANDOM = ["--start", "random"]
 HOWS: dict[str, tuple[str, list[str]]] = {  # what a student's name ends in: how that is told, and its options
     "-random": ("`--start random`", RANDOM),
-    "-random-fast": ("`--start random`, four times the rate", RANDOM + FAST),
     "-average": ("`--start average`", ["--start", "average"]),
     "": ("the default: from the best flow expert there is", []),
-    "-fast": ("the same, four times the rate", FAST),
+    "-tenth": ("one lesson in ten without a prompt, as experts have", TENTH),
     "-half": ("`--truth 0.5`", HALF),
-    "-half-fast": ("`--truth 0.5`, four times the rate", HALF + FAST),
 }
 OTHERS: dict[str, tuple[str, str, list[str]]] = {  # what a student's name begins with: whose, how told, and options
     "mixed-data": ("mixed", "2 ddpm, 6 flow", []),
@@ -104,7 +101,7 @@ STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
         for how, (_, options) in HOWS.items()
     },
 }
-ALONE = {"data": "default", "data-fast": "fast"}  # without teachers, by name: whose training and operations
+ALONE = {"data": "default"}  # without teachers, by name: whose training and operations
 GUIDANCES = (1.0, 2.0)  # of records that name no others
 RESAMPLES = 100  # sets of samples, for the interval of a ratio
 ENOUGH = 5  # seeds, for an interval of their own
@@ -112,7 +109,7 @@ LIKE_FOR_LIKE = (
     "mixed-data",
     "control",
 )  # they differ in two teachers, and where the start is the best in that
-SHEET_STUDENTS = {"default": "student", "half-fast": "half truth, 4x rate", "data-fast": "no teachers, 4x rate"}
+SHEET_STUDENTS = {"default": "student", "half": "student, half truth", "data": "no teachers"}
 AT_ONCE = 2  # commands
 MARKS = "<!-- benchmarks/distill.py writes from here -->", "<!-- to here -->"  # of a page
 
@@ -129,11 +126,8 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "student-average": "`--start average`",
     "student-samples": "`--from-samples`",
     "student-half": "`--truth 0.5`",
+    "student-tenth": "one lesson in ten without a prompt, as experts have",
     "student-data": "no teachers: data alone, same operations",
-    "student-fast": "**student**, four times the rate",
-    "student-random-fast": "`--start random`",
-    "student-half-fast": "`--truth 0.5`",
-    "student-data-fast": "no teachers",
 }
 BESIDE = tuple(f"student-{other}{how}" for other in OTHERS for how in HOWS)  # rows of the second table
 
@@ -178,13 +172,12 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.rate != 1.0 and any(name.endswith("fast") for name in arguments.only or ()):
-        raise SystemExit("--only ...-fast: four times the demo's rate; with another --rate leave these out")
     record: dict[str, Any] = {
         "command": " ".join(["python benchmarks/distill.py", *sys.argv[1:]]),
         "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
-        "rate": arguments.rate,
+        "learning_rate": at_rate(demo_settings(0), arguments.rate).plan.training.learning_rate,
+        "unprompted": unprompted_share(demo_settings(0).plan.training.condition_dropout),
         "guidances": arguments.guidances,
         "seeds": [],
     }
@@ -200,7 +193,7 @@ def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """All that is asked for of one seed."""
     settings, *painting = SIZES[arguments.size]
     work, made = arguments.work.resolve() / f"seed-{seed}", at_rate(settings(seed), arguments.rate)
-    names = arguments.only or [name for name in STUDENTS if arguments.rate == 1.0 or not name.endswith("fast")]
+    names = arguments.only or list(STUDENTS)
     bare, compare = arguments.students_only, not (arguments.no_monolith or arguments.students_only)
     return measure(work, made, names, arguments.guidances, *painting, compare=compare, bare=bare)
 
@@ -213,6 +206,11 @@ def commit() -> str:
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "--", "src"], check=True, capture_output=True).stdout
     return head + (" with changes" if changed else "")
+
+
+def learning_rate(record: dict[str, Any]) -> float:
+    """An expert's. Records from before 2026-11-18 say how many times the demo's it is, which was 0.003."""
+    return float(record.get("learning_rate", 0.003 * record.get("rate", 1.0)))
 
 
 def guidances_of(record: dict[str, Any]) -> Sequence[float]:
@@ -453,7 +451,7 @@ def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """As if all seeds had been asked for at once, at the guidances that all have."""
     first, *others = records
     seeds = sorted((seed for record in records for seed in record["seeds"]), key=lambda seed: int(seed["seed"]))
-    assert len({record.get("rate", 1.0) for record in records}) == 1, "records of different rates"
+    assert len({(learning_rate(record), record.get("unprompted")) for record in records}) == 1, "of different trainings"
     assert len({seed["seed"] for seed in seeds}) == len(seeds), "a seed stands in two records"
     shared = [scale for scale in guidances_of(first) if all(scale in guidances_of(other) for other in others)]
     return {"seeds": seeds, "guidances": shared}

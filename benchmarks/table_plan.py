@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from atoll.distill.plan import TrustIn
 from atoll.models.accounting import flops_forward
@@ -102,6 +102,7 @@ class Model:
     rate: float = 1.0  # times an expert's learning rate
     longer: int = 1  # a student's steps: so many times an expert's, with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
+    unprompted: float = 0.1  # share of what is learned without a prompt
     trust: TrustIn = "whole"  # what stands for teachers whose errors grow on the way to the student
     heard_as: str | None = None  # as if the teachers were those of this ensemble: the same shares, of other teachers
 
@@ -121,14 +122,21 @@ def taught_by(
     rate: float = 4,
     truth: float = 0.0,
     longer: int = 1,
+    unprompted: float = 0.1,
     trust: TrustIn = "whole",
     heard_as: str | None = None,
 ) -> Model:
     """A student that begins at the best of its teachers, by default of experts at four times the tables' rate."""
     own = Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
-    return replace(own, trust=trust, heard_as=heard_as)
+    return replace(own, unprompted=unprompted, trust=trust, heard_as=heard_as)
 
 
+FIFTH = 0.2
+STUDENT_RECIPES: Mapping[str, dict[str, Any]] = {
+    "": {},
+    "-half-x8": {"truth": 0.5, "rate": 8},
+    "-half-long": {"truth": 0.5, "longer": 2},
+}
 PARTITIONS = {"random": "clusters-random", "label": "clusters-label", "4": "clusters-4", "16": "clusters-16"}
 MODELS: Mapping[str, Model] = {
     "monolith": Model("everything"),
@@ -180,13 +188,19 @@ MODELS: Mapping[str, Model] = {
             teachers, trust="data", heard_as=None if who == "ddpm" else f"2ddpm-x{rate}", **options
         )
         for rate, how, options in (
-            (4, "", {}),
-            (4, "-half-x8", {"truth": 0.5, "rate": 8}),
-            (4, "-half-long", {"truth": 0.5, "longer": 2}),
-            (8, "-half-x8", {"truth": 0.5, "rate": 8}),
+            *((4, how, options) for how, options in STUDENT_RECIPES.items()),
+            (8, "-half-x8", STUDENT_RECIPES["-half-x8"]),
         )
         for who, teachers in (("ddpm", f"2ddpm-x{rate}"), ("control", f"flow8-x{rate}"))
     },
+    # one lesson in five without a prompt, as `atoll distill` does, and as much for those without teachers
+    **{
+        f"student{how}-fifth{data}-of-x4": taught_by(teachers, trust=trust, unprompted=FIFTH, **options)
+        for how, options in STUDENT_RECIPES.items()
+        for data, teachers, trust in (("", "flow8-x4", "whole"), ("-data-ddpm", "2ddpm-x4", "data"))
+    },
+    "alone-fifth-x8": Model("everything", alone=True, rate=8, unprompted=FIFTH),
+    "monolith-fifth-x4": Model("everything", rate=4, unprompted=FIFTH),
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
     **{f"flow8-{size}": Model(size=size) for size in ("small", "large")},
     **{f"router-{size}": Model("clusters", size=size) for size in ("small", "large")},
@@ -394,6 +408,12 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "data-control-of-x4": tuple(f"student{how}-data-control-of-x4" for how in ("", "-half-x8", "-half-long")),
             "data-of-x8": tuple(f"student-half-x8-data-{who}-of-x8" for who in ("ddpm", "control")),
             "kinds-of-x8": tuple(f"student-half-x8-{kind}-of-x8" for kind in ("ddpm", "v")),
+            # and these, when one lesson in five without a prompt had been tried on digits
+            "fifth-of-x4": ("student-fifth-of-x4", "student-fifth-data-ddpm-of-x4"),
+            "fifth-half-x8-of-x4": ("student-half-x8-fifth-of-x4", "student-half-x8-fifth-data-ddpm-of-x4"),
+            "fifth-alone": ("alone-fifth-x8",),
+            "fifth-half-long-of-x4": ("student-half-long-fifth-of-x4", "student-half-long-fifth-data-ddpm-of-x4"),
+            "fifth-monolith": ("monolith-fifth-x4",),
         }.items()
     }
 
@@ -483,9 +503,11 @@ def recipe_of(model: Model, scale: Scale) -> Training:
     """
     whole = scale.batch * CLUSTERS
     if model.student:
-        return at_rate(student_recipe(scale, 0 if model.alone else CLUSTERS, model.longer), model.rate)
-    batch = whole if model.learns == "everything" else whole // model.count
-    return at_rate(recipe(scale, share=model.share, batch=batch), model.rate)
+        training = student_recipe(scale, 0 if model.alone else CLUSTERS, model.longer)
+    else:
+        batch = whole if model.learns == "everything" else whole // model.count
+        training = recipe(scale, share=model.share, batch=batch)
+    return at_rate(training, model.rate).model_copy(update={"condition_dropout": model.unprompted})
 
 
 def at_rate(training: Training, times: float) -> Training:

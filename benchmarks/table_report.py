@@ -220,7 +220,8 @@ def student_lines(arms: dict[str, Any]) -> list[str]:
         "## Students",
         "",
         "A student's name says: half, that half of what it learned is the sample's own target; x8, its rate; long, "
-        "twice the steps with half of the batch; ddpm or v, that two of its teachers learned by that; of-x4, the "
+        "twice the steps with half of the batch; fifth, that one lesson in five was without a prompt, as `atoll "
+        "distill` does, where others had one in ten; ddpm or v, that two of its teachers learned by that; of-x4, the "
         "teachers' rate; data, that the data's own mean was learned with what noise teachers say, as `atoll distill` "
         "does; trust and w, that these (w: and v teachers) were heard by earlier rules (docs/log.md), and as a whole "
         "where none is said; control, that its flow teachers were heard as if two of them told noise: what data and "

@@ -166,8 +166,10 @@ def test_records_of_students_read_as_one() -> None:
     assert both["guidances"] == [1.0, 1.25], "what one of them lacks is no column"
     (line,) = distill.like_for_like(both)
     assert line.endswith("1.100 (1.100 / 1.100) at guidance 1; 2.000 (2.000 / 2.000) at guidance 1.25")
-    with pytest.raises(AssertionError, match="different rates"):
-        distill.merged([one, {**two, "rate": 1.0}])
+    assert distill.merged([{**one, "learning_rate": 0.012}, two])["seeds"], "what was four times the demo's rate"
+    for change in ({"rate": 1.0}, {"learning_rate": 0.003}, {"unprompted": 0.2}):
+        with pytest.raises(AssertionError, match="different trainings"):
+            distill.merged([one, {**two, **change}])
     with pytest.raises(AssertionError, match="two records"):
         distill.merged([one, one])
 

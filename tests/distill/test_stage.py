@@ -16,7 +16,7 @@ from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentSpace
-from atoll.distill.plan import DistillPlan, student_plan
+from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share
 from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
 from atoll.distill.start import CHOSEN
 from atoll.ensemble.changes import remove_expert
@@ -162,6 +162,16 @@ def test_a_student_trains_as_an_expert_does(teachers: Teachers) -> None:
     assert (plan.training.batch, plan.training.learning_rate) == (expert.batch, expert.learning_rate)
     assert plan.training.images == 2 * expert.images
     assert plan.training.warmup_images == 2 * expert.warmup_images
+    assert (expert.condition_dropout, plan.training.condition_dropout) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize(("experts", "student"), [(0.0, 0.0), (0.05, 0.1), (0.3, 1 / 3), (0.5, 0.5)])
+def test_lessons_without_a_prompt(experts: float, student: float) -> None:
+    """Twice the experts' share, up to what is best for guidance 2; never fewer, and none if they know of none."""
+    assert unprompted_share(experts) == pytest.approx(student)
+    guidance, shares = 2.0, torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    error = guidance**2 / (1 - shares) + (guidance - 1) ** 2 / shares
+    assert float(shares[error.argmin()]) == pytest.approx(MOST_UNPROMPTED, abs=0.001)
 
 
 def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers) -> None:

@@ -17,6 +17,7 @@ from ..training.recipe import Training
 from ..training.seeds import seed_from
 
 QUARTER = 4  # DDM: a quarter of a monolith's images; with the teachers' forward passes a third of its operations
+MOST_UNPROMPTED = 1 / 3  # of a student's lessons, where its teachers had fewer: best for guidance 2, if both err alike
 DEFAULT_OBJECTIVE = "flow"
 
 States = Literal["data", "samples"]
@@ -62,15 +63,27 @@ def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed:
 
     It sees a quarter of what they saw together, by `objective` (flow, ddpm, v) or as the first of them that is trained
     by flow. DDM has as many steps as an expert and a larger batch; the same images in more steps at the rate that suits
-    that batch teach more (docs/log.md).
+    that batch teach more (docs/log.md). Twice as many of its lessons are without a prompt.
     """
     if not orders:
         raise UserError("a student's size and budget follow from its teachers' orders, and they are not in the run")
     like = max(orders, key=lambda order: flops_forward(order.architecture))
     batch, images = like.training.batch, sum(order.training.images for order in orders) // QUARTER
     training = like.training.over(max(batch, images // batch * batch))
-    training = training.model_copy(update={"seed": seed_from(seed, "student")})
+    unprompted = {"condition_dropout": unprompted_share(like.training.condition_dropout)}
+    training = training.model_copy(update={"seed": seed_from(seed, "student")} | unprompted)
     return DistillPlan(network=like.architecture, objective=named_objective(objective, orders), training=training)
+
+
+def unprompted_share(experts: float) -> float:
+    """The share of a student's lessons without a prompt, of teachers that had `experts`: twice that, to a third.
+
+    An expert's velocity v(x) without a prompt is that of one cluster, a student's that of all data: most of what tells
+    clusters apart, and it has but these lessons to learn it from. Guidance s paints by s v(x | c) - (s - 1) v(x), so
+    that both count. With n lessons of each, and errors that fall alike as 1 / n, s^2 / n_c + (s - 1)^2 / n is least at
+    a share of (s - 1) / (2 s - 1): a third for guidance 2, none for 1. Teachers that know no v(x) cannot teach it.
+    """
+    return max(experts, min(2 * experts, MOST_UNPROMPTED))
 
 
 def named_objective(name: str | None, orders: Sequence[Order]) -> Objective:

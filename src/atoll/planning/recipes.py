@@ -65,7 +65,7 @@ def digits() -> PlanConfig:
         training=Training(
             images=96_000,
             batch=64,
-            learning_rate=3e-3,
+            learning_rate=1.2e-2,
             warmup_images=3_200,
             decay="linear",
             ema_images=3_200,

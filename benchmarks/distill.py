@@ -1,8 +1,8 @@
 """Students of the demo's ensembles, beside the ensembles, a monolith, and a student that learned from data alone.
 
-    python benchmarks/distill.py run --out benchmarks/results/distill-digits.json --work FOLDER [--seeds 0 1 2]
+    python benchmarks/distill.py run --out benchmarks/results/distill-digits-fifth.json --work FOLDER [--seeds 0 1 2]
     python benchmarks/distill.py sheet --work FOLDER --out docs/distill.png        as seen: the same noise for all
-    python benchmarks/distill.py table benchmarks/results/distill-digits.json --into docs/distill.md
+    python benchmarks/distill.py table benchmarks/results/distill-digits-fifth.json --into docs/distill.md
     python benchmarks/distill.py run --seeds 30 31 32 33 --seeds-at-once 4 --guidances 1 1.25 2 ...    on many cores
     python benchmarks/distill.py run --size tiny --seeds 0 --out /tmp/distill.json --work /tmp/distill    does it run?
 

@@ -13,7 +13,7 @@ setup: .venv/.ready  ## make .venv and install atoll into it
 .venv/.ready: pyproject.toml constraints.txt tools/setup
 	PYTHON=$(PYTHON) bash tools/setup
 
-demo: setup  ## eight experts that never met paint digits; about three minutes on two cores
+demo: setup  ## eight experts that never met paint digits; two minutes on two cores, once installed
 	$(BIN)/atoll demo --out $(OUT)
 
 compare: setup  ## the demo with a monolith and a blind router beside it

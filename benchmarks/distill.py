@@ -27,8 +27,9 @@ expert's architecture:
     data        no teachers: trained on the data for as many operations as `default` takes with its teachers
 
 With --rate 2 experts and monolith have twice the demo's learning rate, and so have all students, whose rate is an
-expert's. Guidance 1 is the model as it is, 2 the demo's, beyond what digits need. Records from before 2026-11-18 are of
-a demo whose rate was 0.003, some of them with --rate 4, which is today's; their students are all `tenth`.
+expert's. Guidance 1 is the model as it is, 2 the demo's, beyond what digits need. Records that say `rate` and not
+`learning_rate` are of a demo whose rate was 0.003, some of them with --rate 4, which is today's; their students are all
+`tenth`, and those called `fast`, at four times an expert's rate, are left out of tables.
 
 All are painted from the same noise by `atoll evaluate` and measured alike. Operations are counted (matrix products; a
 backward pass is two forward). Every command goes on where it was stopped, so this script does, too: give it the same
@@ -209,7 +210,7 @@ def commit() -> str:
 
 
 def learning_rate(record: dict[str, Any]) -> float:
-    """An expert's. Records from before 2026-11-18 say how many times the demo's it is, which was 0.003."""
+    """An expert's. Earlier records say how many times the demo's it is, which was 0.003."""
     return float(record.get("learning_rate", 0.003 * record.get("rate", 1.0)))
 
 
@@ -464,10 +465,12 @@ def write_table(places: Sequence[Path], page: Path | None) -> None:
     for each in records:
         seeds = ", ".join(str(seed["seed"]) for seed in each["seeds"])
         made += (
-            f"`{each['command']}`, seeds {seeds}, commit {each['commit'][:7]}, {each['machine']['cores']} CPU cores.\n"
+            f"`{each['command']}`, seeds {seeds}, commit {each['commit'][:7]}, {each['machine']['cores']} CPU cores; "
+            f"experts' rate {learning_rate(each):g}, {each.get('unprompted', 0.1):g} of students' lessons unprompted.\n"
         )
     made = made.rstrip()
-    text = "\n".join([*table(record), "", *objectives_table(record), "", *like_for_like(record), "", made])
+    like = [*like_for_like(record), *started_alike(record)]
+    text = "\n".join([*table(record), "", *objectives_table(record), "", *like, *([""] if like else []), made])
     if page is None:
         print(text)
         return
@@ -512,6 +515,24 @@ def like_for_like(record: dict[str, Any]) -> list[str]:
                 cells.append(f"{ratios_cell(ratios, [])} at guidance {scale:g}")
         if cells:
             lines.append(f"- {told}: {OTHERS[own][1]}, over {OTHERS[control][1]}: {'; '.join(cells)}")
+    return lines
+
+
+def started_alike(record: dict[str, Any]) -> list[str]:
+    """A line for students of two objectives of which some begin elsewhere than that of flow: those that do not."""
+    lines = []
+    for other, (how, (told, _)) in product(OTHERS, HOWS.items()):
+        own, flow = f"{other}{how}", how[1:] or "default"
+        both = [seed for seed in record["seeds"] if {own, flow} <= set(seed.get("started", {}))]
+        alike = [seed for seed in both if seed["started"][own] == seed["started"][flow]]
+        if 0 < len(alike) < len(both) == len(record["seeds"]):
+            numbers = ", ".join(str(seed["seed"]) for seed in alike)
+            cells = [
+                f"{ratios_cell(over_flow(alike, other, how, g), [])} at guidance {g:g}" for g in guidances_of(record)
+            ]
+            lines.append(
+                f"- {told}: {OTHERS[other][1]}, begun at the same expert (seeds {numbers}): {'; '.join(cells)}"
+            )
     return lines
 
 

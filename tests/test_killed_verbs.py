@@ -11,7 +11,10 @@ import pytest
 
 from killed import contents, finish, kill, names
 
-TINY = "--set training.batch=32 --set training.warmup_images=64 --set training.ema_images=64"
+TINY = (
+    "--set training.batch=32 --set training.learning_rate=0.002 --set training.warmup_images=64 "
+    "--set training.ema_images=64"
+)
 ON = "--device cpu --checkpoint-seconds 0"
 # the life of a run with late data, in the verbs' own words; each can be said twice and means the same
 LIFE = [

@@ -168,7 +168,7 @@ def changed_order(planned: Path, folder: Path, **training: object) -> Path:
 
 def test_a_micro_batch_changes_memory_and_not_the_result(planned: Path, tmp_path: Path) -> None:
     experts = []
-    order = changed_order(planned, tmp_path / "run", images=160)
+    order = changed_order(planned, tmp_path / "run", images=160, learning_rate=2e-3)  # rounding is of a step's length
     for size in (None, 8):
         resources = Resources(device="cpu", settings={"micro_batch": size})
         experts.append(load_expert(train(order, tmp_path / f"expert-{size}", resources=resources).store))

@@ -23,7 +23,7 @@ from .stopping import Stopped, stoppable
 
 # verb -> (who uses it, what it does in one line); its module has its name
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("Start here", "The whole pipeline on handwritten digits, in about three minutes."),
+    "demo": ("Start here", "The whole pipeline on handwritten digits, in two minutes."),
     "run": ("Start here", "From a folder of pictures to a model and its report, on this machine."),
     "status": ("Start here", "What a run has, and what is missing."),
     "prepare": ("Organiser", "Turn images into normalised latents, features and an index."),

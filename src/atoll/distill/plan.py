@@ -78,10 +78,10 @@ def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed:
 def unprompted_share(experts: float) -> float:
     """The share of a student's lessons without a prompt, of teachers that had `experts`: twice that, to a third.
 
-    An expert's velocity v(x) without a prompt is that of one cluster, a student's that of all data: most of what tells
-    clusters apart, and it has but these lessons to learn it from. Guidance s paints by s v(x | c) - (s - 1) v(x), so
-    that both count. With n lessons of each, and errors that fall alike as 1 / n, s^2 / n_c + (s - 1)^2 / n is least at
-    a share of (s - 1) / (2 s - 1): a third for guidance 2, none for 1. Teachers that know no v(x) cannot teach it.
+    Without a prompt an expert's velocity v(x) is that of its cluster, a student's is that of all data, and it has but
+    these lessons to learn it from. Guidance s paints by s v(x | c) - (s - 1) v(x). If the errors of both are
+    independent and fall alike with their numbers of lessons, s^2 / n_c + (s - 1)^2 / n is least at a share of
+    (s - 1) / (2 s - 1): a third for guidance 2, none for 1. Teachers that know no v(x) cannot teach it.
     """
     return max(experts, min(2 * experts, MOST_UNPROMPTED))
 

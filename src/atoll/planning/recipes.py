@@ -59,7 +59,7 @@ DIGITS = "digits"
 
 
 def digits() -> PlanConfig:
-    """The demo: 116 thousand weights, fifteen seconds of one core per expert; docs/log.md has the sweep behind it."""
+    """The demo: 116 thousand weights, fifteen seconds of one core per expert; docs/log.md has the sweeps behind it."""
     return PlanConfig(
         network=Network(width=48, depth=3, heads=4, patch=4, activation="silu"),
         training=Training(

@@ -166,6 +166,10 @@ def test_records_of_students_read_as_one() -> None:
     assert both["guidances"] == [1.0, 1.25], "what one of them lacks is no column"
     (line,) = distill.like_for_like(both)
     assert line.endswith("1.100 (1.100 / 1.100) at guidance 1; 2.000 (2.000 / 2.000) at guidance 1.25")
+    assert distill.started_alike(both) == [], "nobody says where they began"
+    where = {7: {"default": "03", "mixed-data": "05"}, 8: {"default": "01", "mixed-data": "01"}}
+    (line,) = distill.started_alike(both | {"seeds": [{**s, "started": where[s["seed"]]} for s in both["seeds"]]})
+    assert line.endswith("(seeds 8): 1.100 (1.100) at guidance 1; 1.000 (1.000) at guidance 1.25")
     assert distill.merged([{**one, "learning_rate": 0.012}, two])["seeds"], "what was four times the demo's rate"
     for change in ({"rate": 1.0}, {"learning_rate": 0.003}, {"unprompted": 0.2}):
         with pytest.raises(AssertionError, match="different trainings"):

@@ -63,8 +63,8 @@ def distill(
     asked. By default it has the largest expert's architecture, batch and
     learning rate, begins at the weights of the expert with the lowest error on
     all validation data, and sees a quarter of what all experts saw, with the
-    teachers' answers a third of a monolith's operations; twice as much of it
-    as of theirs is without a prompt, which guidance needs. With --truth 0.5
+    teachers' answers a third of a monolith's operations. Twice the experts'
+    share of it is without a prompt, which guidance needs. With --truth 0.5
     half of what it learns is the data's own: better on photographs, and on
     digits without guidance. With an expert that predicts noise alone, whose
     errors grow towards noise, the data answers in any case: by the mean of all

@@ -343,6 +343,22 @@ class Distilling:
         return (errors * (self.shares * len(self.shares))[:, None]).flatten()[None]
 
 
+@dataclass(frozen=True, eq=False)
+class Following:
+    """One student without data: its pool is of states on an ensemble's own trajectories, and what was said there."""
+
+    t: Tensor  # float64 [N], of every state of the pool
+    target: Tensor  # [N, C, H, W]
+    dropped: Tensor  # bool [N]: prompts were dropped before the trajectories were walked
+    time_scale: float
+
+    def loss(self, stack: Stack, x0: Tensor, eps: Tensor, u: Tensor, condition: Batch, rows: Tensor) -> Tensor:
+        """[1, B]; `x0` are states here."""
+        time = self.t[rows] * self.time_scale
+        value = stack(x0, time, condition | {"dropped": self.dropped[rows]})
+        return squared_error(value.flatten(0, 1), self.target[rows].flatten(0, 1).float()).view_as(u)
+
+
 @dataclass(frozen=True)
 class Trained:
     """What a stack has become: averaged weights of each network, rows of losses [E], and how fast.

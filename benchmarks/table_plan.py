@@ -99,6 +99,7 @@ class Model:
     blind: bool = False  # a router that is not told the prompt
     alone: bool = False  # a student's operations without its teachers
     teachers: str = "flow8"  # a student's: a model or an ensemble
+    samples: bool = False  # a student without data, on its teachers' own trajectories, answered by their top-1
     rate: float = 1.0  # times an expert's learning rate
     longer: int = 1  # a student's steps: so many times an expert's, with as much less of the batch
     truth: float = 0.0  # share of the sample's own target in what a student learns
@@ -119,6 +120,8 @@ class Model:
 def taught_by(
     teachers: str = "flow8-x4",
     *,
+    start: str | None = "best",
+    samples: bool = False,
     rate: float = 4,
     truth: float = 0.0,
     longer: int = 1,
@@ -127,7 +130,7 @@ def taught_by(
     heard_as: str | None = None,
 ) -> Model:
     """A student that begins at the best of its teachers, by default of experts at four times the tables' rate."""
-    own = Model("teachers", start="best", teachers=teachers, rate=rate, truth=truth, longer=longer)
+    own = Model("teachers", start=start, teachers=teachers, samples=samples, rate=rate, truth=truth, longer=longer)
     return replace(own, unprompted=unprompted, trust=trust, heard_as=heard_as)
 
 
@@ -199,6 +202,10 @@ MODELS: Mapping[str, Model] = {
         for how, options in STUDENT_RECIPES.items()
         for data, teachers, trust in (("", "flow8-x4", "whole"), ("-data-ddpm", "2ddpm-x4", "data"))
     },
+    **{
+        f"student-{what}-fifth-of-x4": taught_by(start=start, samples="samples" in what, unprompted=FIFTH)
+        for what, start in (("random", None), ("average", "average"), ("samples", None), ("samples-average", "average"))
+    },
     "alone-fifth-x8": Model("everything", alone=True, rate=8, unprompted=FIFTH),
     "monolith-fifth-x4": Model("everything", rate=4, unprompted=FIFTH),
     **{f"monolith-{size}": Model("everything", size=size) for size in ("small", "large")},
@@ -241,6 +248,7 @@ def needed(model: str) -> list[str]:
     if model in ENSEMBLES:
         return [ENSEMBLES[model].base, ENSEMBLES[model].other]
     before = needed(MODELS[model].teachers) if MODELS[model].learns == "teachers" else []
+    before += ["router"] if MODELS[model].samples else []
     start = MODELS[model].start
     return [*before, *([start] if start in MODELS else []), model]
 
@@ -414,6 +422,9 @@ def table_s(scale: Scale) -> dict[str, list[Arm]]:
             "fifth-alone": ("alone-fifth-x8",),
             "fifth-half-long-of-x4": ("student-half-long-fifth-of-x4", "student-half-long-fifth-data-ddpm-of-x4"),
             "fifth-monolith": ("monolith-fifth-x4",),
+            # and these at last, for what digits' table has and this one had not
+            "starts-of-x4": ("student-random-fifth-of-x4", "student-average-fifth-of-x4"),
+            "samples-of-x4": ("student-samples-fifth-of-x4", "student-samples-average-fifth-of-x4"),
         }.items()
     }
 
@@ -503,7 +514,8 @@ def recipe_of(model: Model, scale: Scale) -> Training:
     """
     whole = scale.batch * CLUSTERS
     if model.student:
-        training = student_recipe(scale, 0 if model.alone else CLUSTERS, model.longer)
+        groups = 0 if model.alone else 1 if model.samples else CLUSTERS
+        training = student_recipe(scale, groups, model.longer)
     else:
         batch = whole if model.learns == "everything" else whole // model.count
         training = recipe(scale, share=model.share, batch=batch)
@@ -516,7 +528,8 @@ def at_rate(training: Training, times: float) -> Training:
 
 
 def student_recipe(scale: Scale, teachers: int, longer: int = 1) -> Training:
-    """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part.
+    """DDM's: an expert's steps, a quarter of the monolith's batch, of which each teacher has its part (all are one
+    where states come from their samples).
 
     Or `longer` times an expert's steps, with the batch divided by that; of eight experts at 2 the batch is an expert's.
 

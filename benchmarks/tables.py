@@ -28,6 +28,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.data.space import LatentSpace
+from atoll.distill.lessons import Questions, SampledLessons
+from atoll.distill.plan import DistillPlan
 from atoll.distill.posterior import Behind
 from atoll.ensemble import AskedEvery, Fixed, Mixture, parse_route
 from atoll.ensemble.record import WatchedRoute
@@ -61,7 +64,7 @@ from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
 from photograph_set import VALIDATION_EVERY, read_set
-from stacked import Denoising, Distilling, OnDevice, Pool, Stack, Teachers, Telling, Trained, train_stack
+from stacked import Denoising, Distilling, Following, OnDevice, Pool, Stack, Teachers, Telling, Trained, train_stack
 from table_plan import (
     CLUSTERS,
     CURVE,
@@ -86,6 +89,9 @@ from table_plan import (
     schedule,
 )
 from table_report import curve_figure, merged, report
+
+TRAJECTORY: int = DistillPlan.model_fields["steps"].default  # states of one
+WALKED_AT_ONCE = 3_000  # trajectories; `atoll distill` walks fewer, for smaller cards
 
 # -- the data, on the device --------------------------------------------------------------------------------
 
@@ -162,6 +168,11 @@ class World:
         places = list(range(model.count)) if whole else sorted(self.by_detail[: model.most_detailed])
         return [(objective, k) for objective in model.objectives for k in places]
 
+    @cached_property
+    def train_captions(self) -> Tensor:
+        """Rows of the text table that some class is trained with."""
+        return torch.tensor([row for row, kind in enumerate(self.meta["kinds"]) if kind == "train"])
+
     def prompts(self, kind: str) -> tuple[Tensor, Tensor, list[str]]:
         """Rows of the text table, the class each stands for, and its kind, one per image.
 
@@ -201,6 +212,7 @@ class Lesson:
     members: list[Tensor]
     training: Training
     beside: Sequence[Stack] = ()
+    pool: Pool | None = None  # instead of the world's
 
 
 def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
@@ -227,7 +239,7 @@ def lesson(world: World, name: str, seed: int, store: Store) -> Lesson:
 
 def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesson:
     seats = seats_of(world, store, Arm("S", model.teachers), seed)
-    expert, rows = world.expert(), world.cluster_rows()
+    expert, rows, training = world.expert(), world.cluster_rows(), recipe_of(model, world.scale)
     sizes = torch.tensor([float(len(own)) for own in rows])
     shares = sizes / sizes.sum()
     student, alike = DiT(expert), [seat for seat in seats if seat.objective == "flow"]
@@ -239,6 +251,9 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
         own = shares[[seat.cluster for seat in alike]]
         weighed = list(zip(own / own.sum(), alike, strict=True))
         student = filled(student, {key: sum(w * s.state[key] for w, s in weighed) for key in alike[0].state})
+    if model.samples:
+        task, pool = walked(world, store, model, seed)
+        return Lesson(task, [student], [torch.arange(len(pool.latents))], training, pool=pool)
     teachers = teachers_of(world, seats, world.objectives(model.heard_as or model.teachers))
     behind = None
     if model.trust == "data":
@@ -247,7 +262,37 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
     how = {"truth": model.truth, "trust": model.trust, "behind": behind}
     task = Distilling(teachers, shares.to(world.device), OBJECTIVES["flow"], expert.time_scale, **how)
     beside = [each.stack for each in teachers]
-    return Lesson(task, [student], rows, recipe_of(model, world.scale), beside=beside)
+    return Lesson(task, [student], rows, training, beside=beside)
+
+
+def walked(world: World, store: Store, model: Model, seed: int) -> tuple[Following, Pool]:
+    """All lessons of a student without data, walked before it begins: the product's, on more trajectories at once."""
+    mixture, _ = assembled(world, store, Arm("S", model.teachers, "top-1"), seed)
+    assert isinstance(mixture, Mixture)
+    training, captions = recipe_of(model, world.scale), world.train_captions
+    asked = Questions(len(captions), lambda numbers: Condition(pooled=world.text[captions[numbers]]), world.device)
+    at_once = min(WALKED_AT_ONCE, -(-training.images // TRAJECTORY))
+    with steady_attention():
+        lessons = SampledLessons(
+            OBJECTIVES["flow"],
+            training.model_copy(update={"seed": seed_from(seed, model.teachers, "samples") % 2**31}),
+            mixture,
+            asked,
+            world.shape,
+            TRAJECTORY,
+            world.device,
+            at_once,
+        )
+        parts = []
+        for first in range(0, training.images, at_once * TRAJECTORY):
+            count = min(at_once * TRAJECTORY, training.images - first)
+            part = lessons.draw(first, count, slice(None))
+            parts.append(part | {name: part[name].half() for name in ("x", "target")})  # as the pool of data is kept
+    every = {name: torch.cat([part[name].to(world.device) for part in parts]) for name in parts[0]}
+    assert bool((every["weight"] == 1).all()), "flow's"
+    numbers = torch.arange(training.images, device=world.device)
+    pool = Pool(every["x"], text=every["pooled"], first=numbers, count=torch.ones_like(numbers))
+    return Following(every["t"], every["target"], every["dropped"], world.expert().time_scale), pool
 
 
 def data_behind(world: World, rows: Tensor, seed: int) -> OnDevice:
@@ -370,7 +415,7 @@ def trained_model(world: World, store: Store, name: str, seed: int) -> None:
     trained = train_stack(
         chosen.networks,
         chosen.task,
-        world.pool,
+        chosen.pool or world.pool,
         chosen.members,
         chosen.training,
         seeds=[seed_from(seed, name, k) % 2**31 for k in range(len(chosen.members))],
@@ -502,8 +547,7 @@ def assembled(world: World, store: Store, arm: Arm, seed: int, watch: Any = None
 def sample(world: World, store: Store, arm: Arm, seed: int, rows: Tensor, watch: Any = None) -> Tensor:
     """Latents of all prompts of an arm; image i has the same noise in every arm of every seed."""
     denoiser, sampling = assembled(world, store, arm, seed, watch)
-    # cuDNN plans anew for every shape it has not seen, and the groups of top-1 have another size at every step
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+    with steady_attention():
         return generate(
             denoiser,
             world.shape,
@@ -515,6 +559,11 @@ def sample(world: World, store: Store, arm: Arm, seed: int, rows: Tensor, watch:
             batch=world.scale.sample_batch,
             device=world.device,
         )
+
+
+def steady_attention() -> AbstractContextManager[None]:
+    """cuDNN plans anew for every shape it has not seen, and the groups of top-1 have another size at every step."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def frechet_job(features: str, reference: str, resamples: int) -> list[float]:
@@ -622,7 +671,10 @@ def flops_of(world: World, arm: Arm) -> dict[str, float]:
         other = flops_forward(world.expert(MODELS[chosen.other].size))
         expert += chosen.count / CLUSTERS * (other - expert)
     training = 3.0 * recipe(world.scale, batch=world.scale.batch * CLUSTERS).images * expert * arm.after
-    if model.student:
+    if model.samples:
+        states = recipe_of(model, world.scale).images
+        training = states * (3.0 * expert + answer_flops(world, expert))
+    elif model.student:
         training *= STUDENT_SHARE  # that of the teachers is in it
     sampling = expert * world.scale.sampling_steps
     if arm.route is not None:
@@ -633,6 +685,11 @@ def flops_of(world: World, arm: Arm) -> dict[str, float]:
         experts = {"full": model.count, "top-2": 2, "top-3": 3}.get(arm.route, 1)
         sampling = sampling * experts + asked * router
     return {"training": training, "sampling": sampling * (1 if arm.guidance == 1.0 else 2)}
+
+
+def answer_flops(world: World, expert: float) -> float:
+    """Of a state of a trajectory: one expert and the router, and the step from pure noise, which is no lesson."""
+    return (expert + flops_forward(world.trunk("router"))) * (TRAJECTORY + 1) / TRAJECTORY
 
 
 # -- a sheet for people -------------------------------------------------------------------------------------

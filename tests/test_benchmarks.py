@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from atoll.models.accounting import flops_forward
+from atoll.process import Condition
 from atoll.router.recipes import router_network
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +126,32 @@ def test_the_tables_run_go_on_and_are_written(tmp_path: Path, capsys: pytest.Cap
     longer = table_plan.student_recipe(scale, 8, longer=2)
     assert longer.images == table_plan.student_recipe(scale, 8).images
     assert 8 * longer.batch == scale.batch, "an expert's, as of `atoll distill`"
+    # a student without data has as many lessons, and pays for the router as well
+    assert seen["student-samples-fifth-of-x4-s0"] == seen["student-random-fifth-of-x4-s0"] * 8, "of each teacher"
+    expert, router = (record["about"][f"{who}_flops"] for who in ("expert", "router"))
+    spent = arms["student-samples-fifth-of-x4-g1-s0"]["flops"]["training"]
+    assert spent == seen["student-samples-fifth-of-x4-s0"] * (3 * expert + (expert + router) * 33 / 32)
     assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_a_student_without_data_follows_what_its_teachers_would_paint(tmp_path: Path) -> None:
+    """Every target is the ensemble's velocity at its state, by top-1; prompts are captions of the training."""
+    photographs_of_nothing(tmp_path / "set")
+    world = tables.World(tmp_path / "set", torch.device("cpu"), table_plan.SCALES["toy"])
+    store = tables.Store(tmp_path / "set", "toy", tmp_path / "tables.json")
+    model = replace(table_plan.MODELS["student-samples-fifth-of-x4"], teachers="flow8")
+    for name in ("flow8", "router"):
+        tables.trained_model(world, store, name, 0)
+    task, pool = tables.walked(world, store, model, 0)
+    assert len(pool.latents) == table_plan.recipe_of(model, world.scale).images
+    assert {tuple(row) for row in pool.text.tolist()} <= {tuple(row) for row in world.text[:4].tolist()}
+    assert 0 < task.dropped.float().mean() < 0.5
+    mixture, _ = tables.assembled(world, store, table_plan.Arm("S", "flow8", "top-1"), 0)
+    said = mixture(pool.latents.float(), task.t, Condition(pooled=pool.text, dropped=task.dropped)).value
+    off = (said - task.target.float()).flatten(1).norm(dim=1) / said.flatten(1).norm(dim=1)
+    # kept in half precision, where a state between two clusters may be another's
+    assert off.median() < 1e-3
+    assert (off < 1e-2).float().mean() > 0.9
 
 
 def test_two_share_a_set(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from atoll.training.result import load_network
 from tiny_orders import CLASSES, NETWORK, TRAINING, tiny_order
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from stacked import Denoising, Distilling, OnDevice, Pool, Stack, Teachers, Telling, train_stack
+from stacked import Denoising, Distilling, Following, OnDevice, Pool, Stack, Teachers, Telling, train_stack
 
 CPU = torch.device("cpu")
 POOLED = DiTConfig(latent=(2, 8, 8), patch=2, width=64, depth=2, heads=2, condition="pooled", text_width=12)
@@ -182,6 +182,22 @@ def test_a_student_of_a_stack_is_taught_by_the_teacher_of_each_samples_own_clust
     losses.mean().backward()
     assert all(stack.weights.grad is None for stack in stacks)
     assert stack.weights.grad is not None
+
+
+def test_a_student_without_data_learns_what_was_said_on_the_way() -> None:
+    """At the state, time and prompt of each row, dropped where the trajectory's was, whatever is drawn later."""
+    student = stirred(DiT(POOLED), 9)
+    numbers = torch.Generator().manual_seed(1)
+    states, target = torch.randn(2, 10, *POOLED.latent, generator=numbers).unbind(0)
+    t, dropped = torch.rand(10, generator=numbers, dtype=torch.float64), torch.arange(10) % 3 == 0
+    text, rows = torch.randn(10, 12, generator=numbers), torch.tensor([[7, 0, 3, 4]])
+    task = Following(t, target, dropped, POOLED.time_scale)
+    given = {"pooled": text[rows], "dropped": torch.ones(1, 4, dtype=torch.bool)}
+    stack = Stack([student], device=CPU, precision=torch.float32)
+    losses = task.loss(stack, states[rows], torch.zeros(0), torch.zeros(1, 4), given, rows)
+    own = rows[0]
+    answer = student(states[own], t[own] * POOLED.time_scale, Condition(pooled=text[own], dropped=dropped[own]))
+    torch.testing.assert_close(losses, (answer - target[own]).square().flatten(1).mean(1)[None])
 
 
 def velocity_of_mean(

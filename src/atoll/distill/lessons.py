@@ -210,7 +210,7 @@ class Questions:
         return self.condition(chosen).to(self.device).drop(dropped.to(self.device))
 
 
-TRAJECTORIES = 64  # walked at once; their states are shuffled
+TRAJECTORIES = 64  # walked at once, unless said otherwise; their states are shuffled
 KEPT_POOLS = 3  # batches are drawn ahead
 
 
@@ -230,12 +230,13 @@ class SampledLessons:
     latent: tuple[int, ...]
     steps: int
     device: torch.device
+    at_once: int = TRAJECTORIES
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _pools: OrderedDict[int, Batch] = field(default_factory=OrderedDict)
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
         wanted = torch.arange(images, images + batch)[part]
-        size = TRAJECTORIES * self.steps
+        size = self.at_once * self.steps
         pieces = []
         for number in torch.unique(wanted // size).tolist():
             rows = wanted[wanted // size == number] % size
@@ -253,22 +254,23 @@ class SampledLessons:
 
     @torch.no_grad()
     def _walked(self, number: int) -> Batch:
-        """The states of TRAJECTORIES trajectories and the velocities there, shuffled."""
+        """The states of `at_once` trajectories and the velocities there, shuffled."""
+        count = self.at_once
         numbers = generator(self.training.seed, "trajectories", number)
-        condition = self.questions.drawn(TRAJECTORIES, self.training.condition_dropout, numbers)
-        x = torch.randn(TRAJECTORIES, *self.latent, generator=numbers).to(self.device)
-        seeds = torch.randint(2**62, (TRAJECTORIES,), generator=numbers).tolist()
+        condition = self.questions.drawn(count, self.training.condition_dropout, numbers)
+        x = torch.randn(count, *self.latent, generator=numbers).to(self.device)
+        seeds = torch.randint(2**62, (count,), generator=numbers).tolist()
         shift = torch.rand(1, generator=numbers, dtype=torch.float64)
-        shuffled = torch.randperm(TRAJECTORIES * self.steps, generator=numbers)
-        mixture, path = self.mixture.bind(slice(0, TRAJECTORIES), seeds), self.mixture.schedule
+        shuffled = torch.randperm(count * self.steps, generator=numbers)
+        mixture, path = self.mixture.bind(slice(0, count), seeds), self.mixture.schedule
         own = self.objective.times((torch.arange(self.steps).flip(0) + shift) / self.steps)  # from noise to data
         times = torch.cat([torch.ones(1, dtype=torch.float64), path.time_at(self.objective.schedule.log_snr(own))])
         lessons: list[Batch] = []
         for place in range(self.steps + 1):
-            t = times[place].expand(TRAJECTORIES)
+            t = times[place].expand(count)
             velocity = mixture(x, widen(t, self.device), condition).value
             if place > 0:  # pure noise is where they begin, and no lesson
-                s = own[place - 1].expand(TRAJECTORIES)
+                s = own[place - 1].expand(count)
                 lessons.append(self._lesson(x, t, velocity, s) | condition.tensors())
             if place < self.steps:
                 x = x + float(times[place + 1] - times[place]) * velocity

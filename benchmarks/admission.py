@@ -15,7 +15,6 @@ import argparse
 import copy
 import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
 from atoll.process import Condition, Denoiser, Kind, LinearFlow, Prediction
 from atoll.training.resources import Resources
+from provenance import commit
 
 Weights = dict[str, Tensor]
 FULL, NEIGHBOUR = "fully trained", "a neighbour's"
@@ -266,7 +266,6 @@ def main() -> None:
                 orders[order.cluster] = order
     bench = Bench(run, version, orders, "cpu", arguments.seed)
     rows = []
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     with tempfile.TemporaryDirectory() as work:
         for intent, what, cluster, expert in cases(bench, arguments, Path(work)):
             paint = what != FULL and NEIGHBOUR not in what  # with itself in its place a model paints what it painted
@@ -274,7 +273,7 @@ def main() -> None:
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "used"}), flush=True)
             record = {
                 "command": f"benchmarks/admission.py {arguments.run.name} --seed {arguments.seed}",
-                "commit": os.environ.get("ATOLL_COMMIT") or commit.stdout.strip(),
+                "commit": commit(),
                 "hardware": f"{os.cpu_count()} CPU cores, one thread",
                 "rows": rows,
             }

@@ -72,6 +72,7 @@ from atoll.pipeline.settings import RunSettings, write_once
 from atoll.pipeline.stages import carry_out
 from atoll.planning.monolith import order_on_everything, write_alone
 from atoll.router.card import read_router_card
+from provenance import commit
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"demo": (demo_settings, 4000, 50), "tiny": (tiny_settings, 40, 4)}  # settings, samples per arm, steps
@@ -197,16 +198,6 @@ def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     names = arguments.only or list(STUDENTS)
     bare, compare = arguments.students_only, not (arguments.no_monolith or arguments.students_only)
     return measure(work, made, names, arguments.guidances, *painting, compare=compare, bare=bare)
-
-
-def commit() -> str:
-    """Of this tree, and whether it is still that; a machine without its history is told by ATOLL_COMMIT."""
-    if told := os.environ.get("ATOLL_COMMIT"):
-        return told
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "--", "src"], check=True, capture_output=True).stdout
-    return head + (" with changes" if changed else "")
 
 
 def learning_rate(record: dict[str, Any]) -> float:

@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from provenance import commit
+
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "tests"))
 
@@ -71,7 +73,7 @@ def main() -> None:
 def write_record(out: Path, found: dict[str, Any]) -> None:
     record = {
         "command": " ".join(["python benchmarks/first_mile.py", *sys.argv[1:]]),
-        "commit": git_commit(),
+        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         **found,
     }
@@ -186,11 +188,6 @@ def results(run: Path, classes: int) -> dict[str, Any]:
         "arms": arms,
         "settings": (run / "run.toml").read_text().splitlines(),
     }
-
-
-def git_commit() -> str:
-    command = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from atoll import Sampling
 from atoll.artifacts import Artifact, Store
 from atoll.evaluation.real import RealData
 from atoll.sampling import image_seeds
+from provenance import commit
 
 ARMS: dict[str, dict[str, Any]] = {
     "float32": {"precision": "float32"},
@@ -74,9 +74,8 @@ def main() -> None:
             if (row["route"], row["seed"]) == (plain["route"], plain["seed"])
         ]
         ratios[name] = [round(mine / theirs, 4) for mine, theirs in pairs]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     record = {
-        "commit": os.environ.get("ATOLL_COMMIT") or commit.stdout.strip(),
+        "commit": commit(),
         "hardware": f"{os.cpu_count()} CPU cores, one thread",
         "count": arguments.count,
         "floors": real.floors(arguments.count),

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ from atoll.models.feature_extractors import load_extractor
 from atoll.planning.recipes import OBJECTIVES, recipe
 from atoll.process import Condition, LinearFlow
 from atoll.sampling import generate
+from provenance import commit
 from stacked import Denoising, Pool, train_stack
 
 SIZE, SAMPLES, STEPS, GUIDANCES, DIRECTIONS = 32, 400, 25, (1.0, 2.0, 4.0), 100
@@ -53,10 +53,9 @@ def main() -> None:
     images, labels = read_album(arguments.album)
     judge = Judge(images, labels)
     found = {name: measured(name, images, labels, judge, arguments) for name in arguments.spaces}
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     record = {
         "command": " ".join(["python benchmarks/latents.py", *sys.argv[1:]]),
-        "commit": git.stdout.strip(),
+        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__},
         "images": len(images),
         "samples": SAMPLES,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.islands.order import Order, read_order
+from provenance import commit
 
 
 def main() -> None:
@@ -30,8 +31,7 @@ def main() -> None:
     record: dict[str, Any] = (
         json.loads(asked.out.read_text()) if asked.out.exists() else {"commands": [], "experts": {}}
     )
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
-    record["commands"].append(f"python benchmarks/learning_rates.py {' '.join(sys.argv[1:])}  # {git.stdout.strip()}")
+    record["commands"].append(f"python benchmarks/learning_rates.py {' '.join(sys.argv[1:])}  # {commit()}")
     record["cores"] = os.cpu_count()
     for cluster in asked.clusters:
         order, _ = read_order(str(asked.run / "orders" / f"{cluster:02d}.json"))

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from atoll.ensemble.versions import open_ensemble, open_reference
 from atoll.evaluation.real import RealData
 from atoll.evaluation.sheet import INK, RULE, expert_colour
 from atoll.sampling import Sampling, image_seeds
+from provenance import commit
 
 
 def painted_weights(run: Path, count: int, steps: int, route: str) -> tuple[list[float], Tensor]:
@@ -72,9 +72,8 @@ def record(run: Path, count: int, steps: int, route: str) -> dict[str, Any]:
     assert version.router is not None, "a run without a router has nothing to look at"
     router = json.loads(open_reference(Store.at(run), version.router, "router").read("accuracy.json"))
     data = open_reference(Store.at(run), version.data, "data")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "hardware": f"{os.cpu_count()} CPU cores, one thread",
         "model": version.model_digest(),
         "experts": version.clusters,

@@ -27,7 +27,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -63,6 +62,7 @@ from atoll.sampling import Sampling, stream
 from atoll.sampling.out_of_step import paint_out_of_step
 from atoll.training.machines import GIB, this_gpu
 from atoll.training.trust import answering_disagreements
+from provenance import commit
 
 PARTS = ("one", "top1", "top2", "all", "router", "slots", "load", "int8")
 TRACES = Path(__file__).parent / "results" / "routing-traces.json"
@@ -171,11 +171,10 @@ class Bench:
         self.kernels = False if smoke else self.kernels_right()
 
     def machine(self) -> dict[str, Any]:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         found: dict[str, Any] = {
             "gpu": None if self.smoke else torch.cuda.get_device_name(),
             "torch": torch.__version__,
-            "commit": os.environ.get("ATOLL_COMMIT") or commit.stdout.strip() or "unknown",
+            "commit": commit(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "fused_kernels": self.kernels,
             "traces": self.traces.changes(),

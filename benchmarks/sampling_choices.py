@@ -28,6 +28,7 @@ from atoll.artifacts import Artifact, Store
 from atoll.evaluation.evaluate import Arm, EvaluationPlan, evaluate
 from atoll.evaluation.samples import read_samples
 from atoll.sampling import Sampling
+from provenance import commit
 
 VISIBLE = 25  # of 255 grey values
 
@@ -50,6 +51,7 @@ def main() -> None:
         runs = [measured(arguments.run, work / f"seed-{seed}", arms, seed, arguments.n) for seed in arguments.seeds]
     record = {
         "command": " ".join(["python benchmarks/sampling_choices.py", *sys.argv[1:]]),
+        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         "sampling": {"steps": arguments.steps, "solver": Sampling().solver, "count": arguments.n},
         "floors": runs[0]["floors"],

@@ -24,7 +24,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -64,6 +63,7 @@ from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
 from photograph_set import VALIDATION_EVERY, read_set
+from provenance import commit
 from stacked import Denoising, Distilling, Following, OnDevice, Pool, Stack, Teachers, Telling, Trained, train_stack
 from table_plan import (
     CLUSTERS,
@@ -391,12 +391,6 @@ class Store:
         self.record_path.write_text(text)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(text)
-
-
-def commit() -> str:
-    """Of this code; a machine without its history is told by ATOLL_COMMIT."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return os.environ.get("ATOLL_COMMIT") or found.stdout.strip() or "unknown"
 
 
 def trained_model(world: World, store: Store, name: str, seed: int) -> None:

@@ -55,6 +55,7 @@ from atoll.training.memory import footprint, images_per_s
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources
 from atoll.training.step import arrange
+from provenance import commit
 
 JOBS = (
     *("xl", "xl-8", "peer", "xl-bare", "xl-24", "xl-16", "xl-plain"),
@@ -124,8 +125,7 @@ def ratios(jobs: dict[str, Any]) -> dict[str, float]:
 def machine() -> dict[str, Any]:
     there = torch.cuda.is_available()
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name() if there else None, "torch": torch.__version__}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    found["commit"] = os.environ.get("ATOLL_COMMIT") or commit.stdout.strip() or "unknown"
+    found["commit"] = commit()
     if there:
         gpu = this_gpu(torch.device("cuda"))
         found |= {"stated_tflops": round(gpu.tflops, 1), "stated_gb_per_s": round(gpu.bandwidth, 1)}

@@ -220,8 +220,11 @@ def test_students_of_earlier_rules_are_gone_on_with(
     again = distill(teachers.run, out, plan, resources=Resources("cpu"))
     assert again is not None
     assert again.manifest.parents["plan"] == before.digest()
-    with pytest.raises(UserError, match="already holds an artifact of another plan"):
+    with pytest.raises(UserError, match=rf'student of another plan \(trust: "{rule}" -> "data"\)'):
         distill(teachers.run, out, plan.model_copy(update={"trust": "data"}), resources=Resources("cpu"))
+    fewer = plan.training.model_copy(update={"condition_dropout": 0.05})
+    with pytest.raises(UserError, match=r"training.condition_dropout: 0\.\d+ -> 0\.05"):
+        distill(teachers.run, out, plan.model_copy(update={"training": fewer}), resources=Resources("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, find, only_one
+from ..artifacts import Artifact, Store, UserError, canonical_json, differences, find, only_one, printable
 from ..data.index import Index
 from ..data.shards import ResidentSamples
 from ..data.text import text_encoder
@@ -49,6 +49,7 @@ from .posterior import BYTES_AT_WORK, Behind
 from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
 MADE_BY = "plan or other teachers"
+RECORD = "distillation.json"  # in a student's folder: its plan, what was spent, where it began
 READ = ("condition", "classes", "vocabulary", "text_width", "text_length")  # of an architecture: what it is asked with
 TEACHERS_SHARE = 0.5  # of a card's memory that experts may take; the student trains in the rest
 
@@ -152,6 +153,7 @@ def distill(
     check_fits(plan, teachers)
     plan = as_begun(settled(plan, teachers), plan, teachers, out)
     parents = parents_of(plan, teachers)
+    check_plan_of(out, plan)
     if (done := finished(out, parents, MADE_BY)) is not None:
         return done
     state, leads = out / "state", leads_its_team()
@@ -199,7 +201,7 @@ def distill(
             card,
             fitted.rows,
             parents,
-            extra={"distillation.json": canonical_json(told)},
+            extra={RECORD: canonical_json(told)},
             provenance={"execution": fitted.execution.model_dump(), "device": device_name(device)},
         )
         log.write(event="finished", images=plan.training.images)
@@ -255,6 +257,19 @@ def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Pat
     made = artifact.manifest.parents if artifact is not None else json.loads(record.read_bytes()).get("parents", {})
     before = [plan.model_copy(update={"trust": rule}) for rule in ("kind", "whole")]
     return next((each for each in before if made == parents_of(each, teachers)), plan)
+
+
+def check_plan_of(out: Path, plan: DistillPlan) -> None:
+    """Refuse to put a student where one of another plan lies, by the settings that differ."""
+    there = find(out)
+    if there is None or RECORD not in there.manifest.files or there.manifest.parents.get("plan") == plan.digest():
+        return
+    made = json.loads(there.read(RECORD)).get("plan")
+    changed = [printable(line) for line in differences(made, plan.model_dump(mode="json"))]
+    raise UserError(
+        f"{out}: holds a student of another plan ({'; '.join(changed[:4])}); "
+        "choose another --out, or ask for the old settings with --set"
+    )
 
 
 def told_trust(plan: DistillPlan, teachers: Teachers) -> str:

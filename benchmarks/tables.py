@@ -280,6 +280,7 @@ def walked(world: World, store: Store, model: Model, seed: int) -> tuple[Followi
             asked,
             world.shape,
             TRAJECTORY,
+            at_once,
             world.device,
             at_once,
         )

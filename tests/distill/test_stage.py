@@ -16,7 +16,7 @@ from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentSpace
-from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share
+from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share, usual_trajectories
 from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
 from atoll.distill.start import CHOSEN
 from atoll.ensemble.changes import remove_expert
@@ -178,11 +178,35 @@ def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers
     """A plan without a share of the truth has the digest that it had when plans could not say so; so has one that
     believes its teachers as a whole."""
     plan = student_plan(teachers.orders)
-    before = {key: value for key, value in plan.model_dump(mode="json").items() if key not in ("truth", "trust")}
+    later = ("truth", "trust", "trajectories")
+    before = {key: value for key, value in plan.model_dump(mode="json").items() if key not in later}
     assert plan.digest() == sha256_bytes(canonical_json(before))
+    assert plan.model_copy(update={"trajectories": 64}).digest() != plan.digest()
     assert plan.model_copy(update={"trust": "whole"}).digest() == plan.digest()
     assert len({plan.model_copy(update={"trust": rule}).digest() for rule in ("whole", "kind", "data")}) == 3
     assert plan.model_copy(update={"truth": 0.5}).digest() != plan.digest()
+
+
+@pytest.mark.parametrize(
+    ("latent", "text", "images", "expected"),
+    [
+        ((1, 8, 8), {}, 192_000, 4096),
+        ((1, 8, 8), {}, 1_000, 32),  # all that it will walk
+        ((4, 64, 64), {}, 10**6, 2**29 // (4 * 32 * 2 * 4 * 64 * 64)),
+        ((1, 8, 8), {"condition": "tokens", "text_width": 4096, "text_length": 256}, 10**6, 127),  # a prompt has 4 MiB
+        ((16, 1024, 1024), {}, 10**6, 1),
+    ],
+)
+def test_as_many_trajectories_are_shuffled_as_memory_takes(
+    latent: tuple[int, int, int], text: dict[str, object], images: int, expected: int, teachers: Teachers
+) -> None:
+    plan = tiny_plan(teachers, states="samples", prompts=("a handwritten one",))
+    network = replace(plan.network, latent=latent, condition="none", vocabulary=None, text_length=None, text_width=None)
+    network, training = replace(network, **text), plan.training.over(images)
+    plan = plan.model_copy(update={"network": network, "training": training})
+    assert usual_trajectories(plan) == expected
+    assert settled(plan.model_copy(update={"trajectories": 5}), teachers).trajectories == 5
+    assert settled(plan.model_copy(update={"states": "data"}), teachers).trajectories is None
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,21 @@ class Questions:
         return self.condition(chosen).to(self.device).drop(dropped.to(self.device))
 
 
-TRAJECTORIES = 64  # walked at once, unless said otherwise; their states are shuffled
+TRAJECTORIES = 256  # walked at once, unless said otherwise: enough for each expert to have some
 KEPT_POOLS = 3  # batches are drawn ahead
+
+
+@dataclass(frozen=True, eq=False)
+class Walked:
+    """Trajectories on the host: lessons [N], shuffled, whose each is [N], and what each was asked for [P]."""
+
+    lessons: Batch
+    whose: Tensor
+    conditions: Batch
+
+    def rows(self, rows: Tensor) -> Batch:
+        own = {name: value[self.whose[rows]] for name, value in self.conditions.items()}
+        return {name: value[rows] for name, value in self.lessons.items()} | own
 
 
 @dataclass
@@ -219,8 +232,9 @@ class SampledLessons:
     """States lie on the ensemble's own trajectories from noise to images, and the mixture answers; no data is needed.
 
     A trajectory is walked by Euler's steps on the reference path, through one time of each of `steps` equal parts of
-    the objective's density. The velocity that takes it on is the lesson, so a state costs one answer. States of some
-    trajectories are shuffled into a pool, pool p of seed s always the same.
+    the objective's density. The velocity that takes it on is the lesson, so a state costs one answer. States of
+    `trajectories` of them are shuffled into a pool on the host, pool p of seed s always the same: of a few, a student
+    would have batch after batch of the same images.
     """
 
     objective: Objective
@@ -229,22 +243,21 @@ class SampledLessons:
     questions: Questions
     latent: tuple[int, ...]
     steps: int
+    trajectories: int
     device: torch.device
     at_once: int = TRAJECTORIES
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _pools: OrderedDict[int, Batch] = field(default_factory=OrderedDict)
+    _pools: OrderedDict[int, Walked] = field(default_factory=OrderedDict)
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
         wanted = torch.arange(images, images + batch)[part]
-        size = self.at_once * self.steps
+        size = self.trajectories * self.steps
         pieces = []
         for number in torch.unique(wanted // size).tolist():
-            rows = wanted[wanted // size == number] % size
-            pool = self.pool(number)
-            pieces.append({name: value[rows.to(value.device)] for name, value in pool.items()})
+            pieces.append(self.pool(number).rows(wanted[wanted // size == number] % size))
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
-    def pool(self, number: int) -> Batch:
+    def pool(self, number: int) -> Walked:
         with self._lock:
             if number not in self._pools:
                 self._pools[number] = self._walked(number)
@@ -252,29 +265,42 @@ class SampledLessons:
                     self._pools.popitem(last=False)
             return self._pools[number]
 
+    def _walked(self, number: int) -> Walked:
+        """The states of so many trajectories and the velocities there, shuffled."""
+        starts = range(number * self.trajectories, (number + 1) * self.trajectories, self.at_once)
+        groups = [self._group(start, min(self.at_once, starts.stop - start)) for start in starts]
+        lessons, conditions = (
+            {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            for parts in zip(*groups, strict=True)
+        )
+        whose = torch.cat([own.repeat(self.steps) for own in torch.arange(self.trajectories).split(self.at_once)])
+        numbers = generator(self.training.seed, "shuffled trajectories", number)
+        shuffled = torch.randperm(len(whose), generator=numbers)
+        return Walked({name: value[shuffled] for name, value in lessons.items()}, whose[shuffled], conditions)
+
     @torch.no_grad()
-    def _walked(self, number: int) -> Batch:
-        """The states of `at_once` trajectories and the velocities there, shuffled."""
-        count = self.at_once
-        numbers = generator(self.training.seed, "trajectories", number)
+    def _group(self, start: int, count: int) -> tuple[Batch, Batch]:
+        """Lessons of trajectories start .. start + count - 1, all of one place before the next, and conditions."""
+        numbers = generator(self.training.seed, "trajectories", start)
         condition = self.questions.drawn(count, self.training.condition_dropout, numbers)
         x = torch.randn(count, *self.latent, generator=numbers).to(self.device)
         seeds = torch.randint(2**62, (count,), generator=numbers).tolist()
-        shift = torch.rand(1, generator=numbers, dtype=torch.float64)
-        shuffled = torch.randperm(count * self.steps, generator=numbers)
+        shift = torch.rand(count, generator=numbers, dtype=torch.float64)
         mixture, path = self.mixture.bind(slice(0, count), seeds), self.mixture.schedule
-        own = self.objective.times((torch.arange(self.steps).flip(0) + shift) / self.steps)  # from noise to data
-        times = torch.cat([torch.ones(1, dtype=torch.float64), path.time_at(self.objective.schedule.log_snr(own))])
+        parts = torch.arange(self.steps).flip(0)[:, None]  # from noise to data
+        own = self.objective.times(((parts + shift) / self.steps).flatten()).view(self.steps, count)
+        there = path.time_at(self.objective.schedule.log_snr(own.flatten())).view_as(own)
+        times = torch.cat([torch.ones(1, count, dtype=torch.float64), there])
         lessons: list[Batch] = []
-        for place in range(self.steps + 1):
-            t = times[place].expand(count)
+        for place, t in enumerate(times):
             velocity = mixture(x, widen(t, self.device), condition).value
             if place > 0:  # pure noise is where they begin, and no lesson
-                s = own[place - 1].expand(count)
-                lessons.append(self._lesson(x, t, velocity, s) | condition.tensors())
+                lesson = self._lesson(x, t, velocity, own[place - 1])
+                lessons.append({name: value.cpu() for name, value in lesson.items()})
             if place < self.steps:
-                x = x + float(times[place + 1] - times[place]) * velocity
-        return {name: torch.cat([lesson[name] for lesson in lessons])[shuffled] for name in lessons[0]}
+                x = x + per_sample(times[place + 1] - t, x).to(x) * velocity
+        asked = {name: value.cpu() for name, value in condition.tensors().items()}
+        return {name: torch.cat([lesson[name] for lesson in lessons]) for name in lessons[0]}, asked
 
     def _lesson(self, x: Tensor, t: Tensor, velocity: Tensor, s: Tensor) -> Batch:
         """A state x at t on the reference path, as the student meets it at its own time s of the same log-SNR.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from ..training.seeds import seed_from
 QUARTER = 4  # DDM: a quarter of a monolith's images; with the teachers' forward passes a third of its operations
 MOST_UNPROMPTED = 1 / 3  # of a student's lessons, where its teachers had fewer: best for guidance 2, if both err alike
 DEFAULT_OBJECTIVE = "flow"
+MOST_TRAJECTORIES = 4096  # whose states are shuffled together; more would keep a student waiting for its first
+POOL_BYTES = 2**29  # of host memory for them; three such pools are kept
 
 States = Literal["data", "samples"]
 StartFrom = Literal["random", "best", "average"]
@@ -47,12 +50,19 @@ class DistillPlan(BaseModel):
     states: States = Field("data", description="samples: states on the ensemble's own way from noise to images")
     route: str | None = Field(None, description="with samples: which experts answer")
     steps: int = Field(32, ge=2, description="with samples: states of one trajectory")
+    trajectories: int | None = Field(
+        None, ge=1, description="with samples: trajectories whose states are shuffled together; none: 4,096 if they fit"
+    )
     prompts: tuple[str, ...] = Field((), description="with samples: what is asked for")
 
     def identity(self) -> dict[str, Any]:
-        """What a student is known by. Plans had no `truth` and no `trust` once: without them it is what it was."""
-        unsaid = {"truth"} if not self.truth else set()
-        return self.model_dump(mode="json", exclude=unsaid | ({"trust"} if self.trust in (None, "whole") else set()))
+        """What a student is known by. Plans had less to say once: where they say no more, it is what it was."""
+        usual = {
+            "truth": not self.truth,
+            "trust": self.trust in (None, "whole"),
+            "trajectories": self.trajectories is None,
+        }
+        return self.model_dump(mode="json", exclude={name for name, unsaid in usual.items() if unsaid})
 
     def digest(self) -> str:
         return sha256_bytes(canonical_json(self.identity()))
@@ -73,6 +83,17 @@ def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed:
     unprompted = {"condition_dropout": unprompted_share(like.training.condition_dropout)}
     training = training.model_copy(update={"seed": seed_from(seed, "student")} | unprompted)
     return DistillPlan(network=like.architecture, objective=named_objective(objective, orders), training=training)
+
+
+def usual_trajectories(plan: DistillPlan) -> int:
+    """Trajectories whose states are shuffled together: as many as a training has, as host memory takes, at most 4,096.
+
+    Of 64, as it was once, students of digits were half as far again from the data (docs/log.md).
+    """
+    of_states = plan.steps * 2 * math.prod(plan.network.latent)
+    of_prompt = (plan.network.text_width or 0) * (plan.network.text_length or 1)
+    fit = POOL_BYTES // (4 * (of_states + of_prompt))
+    return max(1, min(MOST_TRAJECTORIES, fit, -(-plan.training.images // plan.steps)))
 
 
 def unprompted_share(experts: float) -> float:

@@ -44,7 +44,7 @@ from ..training.seeds import seed_from
 from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
 from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons, Trust
-from .plan import USUAL_TRUST, Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward
+from .plan import USUAL_TRUST, Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward, usual_trajectories
 from .posterior import BYTES_AT_WORK, Behind
 from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
@@ -164,7 +164,8 @@ def distill(
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         school = sampled_school(teachers, plan, desk) if plan.states == "samples" else data_school(teachers, plan, desk)
         choice = choose(resources, plan, school, desk, state)
-        for note in (choice.said and f"computing: {choice.said}", school.cost.sentence(), told_trust(plan, teachers)):
+        computing = choice.said and f"computing: {choice.said}"
+        for note in (computing, school.cost.sentence(), told_trust(plan, teachers), told_trajectories(plan)):
             if note:
                 log(Progress(0, plan.training.images, note=note))
         device = choice.open_device()
@@ -245,8 +246,11 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
 def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
     """The plan with nothing left open, so that the student's record says what was done."""
     route = teachers.version.route if plan.states == "samples" and plan.route is None else plan.route
+    trajectories = plan.trajectories
+    if plan.states == "samples" and trajectories is None:
+        trajectories = usual_trajectories(plan)
     start, trust = plan.start or usual_start(plan, teachers), settled_trust(plan, teachers)
-    return plan.model_copy(update={"route": route, "start": start, "trust": trust})
+    return plan.model_copy(update={"route": route, "trajectories": trajectories, "start": start, "trust": trust})
 
 
 def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Path) -> DistillPlan:
@@ -281,6 +285,13 @@ def told_trust(plan: DistillPlan, teachers: Teachers) -> str:
     count = f"{len(doubted)} of {len(teachers.experts)} teachers predict what makes larger errors in what it learns"
     instead = {"kind": "up to half of the target is the sample's own", "data": "the data answers with them"}
     return f"{count}: there {instead[plan.trust]}"
+
+
+def told_trajectories(plan: DistillPlan) -> str:
+    """A line about what comes before the first step of a student without data, or nothing."""
+    if plan.trajectories is None:
+        return ""
+    return f"states of {plan.trajectories:,} trajectories are shuffled together, and walked before they are learned"
 
 
 def settled_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
@@ -390,6 +401,7 @@ def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         first = min(ensemble.missing)
         raise UserError(f"cluster {first}: its expert cannot be read ({ensemble.missing[first]}); get it again")
     assert plan.route is not None, "settled"
+    assert plan.trajectories is not None, "settled"
     route = parse_route(plan.route)
     lessons = SampledLessons(
         plan.objective,
@@ -398,6 +410,7 @@ def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         questions_of(teachers, plan, desk.device),
         tuple(teachers.version.latent.shape),
         plan.steps,
+        plan.trajectories,
         desk.device,
     )
     asked = route.k if isinstance(route, TopK) else len(teachers.experts)
@@ -408,7 +421,7 @@ def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         cost,
         dict.fromkeys(teachers.experts, 1),
         ensemble.placed.doubt(desk.precision, ensemble.router.card.architecture.trunk),
-        desk.at_work(ensemble.experts, TRAJECTORIES),
+        desk.at_work(ensemble.experts, min(TRAJECTORIES, plan.trajectories)),
     )
 
 

@@ -265,7 +265,7 @@ def main() -> None:
             if order.cluster is not None:
                 orders[order.cluster] = order
     bench = Bench(run, version, orders, "cpu", arguments.seed)
-    rows = []
+    rows, made_by = [], commit()
     with tempfile.TemporaryDirectory() as work:
         for intent, what, cluster, expert in cases(bench, arguments, Path(work)):
             paint = what != FULL and NEIGHBOUR not in what  # with itself in its place a model paints what it painted
@@ -273,7 +273,7 @@ def main() -> None:
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "used"}), flush=True)
             record = {
                 "command": f"benchmarks/admission.py {arguments.run.name} --seed {arguments.seed}",
-                "commit": commit(),
+                "commit": made_by,
                 "hardware": f"{os.cpu_count()} CPU cores, one thread",
                 "rows": rows,
             }

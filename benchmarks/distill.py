@@ -13,7 +13,8 @@ expert's architecture:
     default     as `atoll distill` does it, taught by the flow experts: from the best expert's weights
     random      the same from random weights
     average     the same from the average of the experts' weights
-    samples     without data: on the ensemble's own trajectories, answered by its mixture, from random weights
+    samples     without data: on the ensemble's own trajectories, answered by its mixture, from the average; and from
+                random weights (samples-random)
     mixed-data, v    as default, taught by the ensemble with two DDPM experts, and by the one with two v experts
     mixed-trust as mixed-data, but the noise experts are heard by their kind, as was usual before
     mixed       as mixed-data, but they are heard as a whole, as DDM's are
@@ -97,6 +98,7 @@ OTHERS: dict[str, tuple[str, str, list[str]]] = {  # what a student's name begin
 STUDENTS: dict[str, tuple[str, list[str]]] = {  # by name: whose, and how
     **{how[1:] or "default": ("flow", options) for how, (_, options) in HOWS.items()},
     "samples": ("flow", ["--from-samples"]),
+    "samples-random": ("flow", ["--from-samples", *RANDOM]),
     **{
         f"{other}{how}": (whose, options + more)
         for other, (whose, _, more) in OTHERS.items()
@@ -127,6 +129,7 @@ ROWS = {  # of the table: arm of the evaluation without its guidance, and what i
     "student-random": "`--start random`",
     "student-average": "`--start average`",
     "student-samples": "`--from-samples`",
+    "student-samples-random": "`--from-samples --start random`",
     "student-half": "`--truth 0.5`",
     "student-tenth": "one lesson in ten without a prompt, as experts have",
     "student-data": "no teachers: data alone, same operations",
@@ -410,7 +413,8 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         for row in ROWS
         if all(arm_of(row, guidances[0]) in seed["arms"] for seed in seeds)
     }
-    spent = [next(o for name, o in seed["operations"].items() if name != "samples") for seed in seeds]  # all alike
+    with_data = [{n: o for n, o in seed["operations"].items() if not n.startswith("samples")} for seed in seeds]
+    spent = [next(iter(each.values())) for each in with_data]  # all alike
     return {
         "frechet over the flow ensemble's, top-1, by guidance and seed": rows,
         "means": {row: {scale: mean(ratios) for scale, ratios in each.items()} for row, each in rows.items()},

@@ -248,7 +248,8 @@ def student_lesson(world: World, model: Model, seed: int, store: Store) -> Lesso
         print(f"  a student begins at the expert of cluster {best.cluster}")
         student = filled(student, best.state)
     elif model.start == "average":
-        own = shares[[seat.cluster for seat in alike]]
+        # without data nobody knows the sizes of clusters
+        own = torch.ones(len(alike)) if model.samples else shares[[seat.cluster for seat in alike]]
         weighed = list(zip(own / own.sum(), alike, strict=True))
         student = filled(student, {key: sum(w * s.state[key] for w, s in weighed) for key in alike[0].state})
     if model.samples:

@@ -24,9 +24,9 @@ sys.path[:0] = [str(HERE / "tests"), str(HERE / "benchmarks")]
 
 from PIL import Image  # noqa: E402
 
-from first_mile import git_commit  # noqa: E402
 from pages import DOCS, commands  # noqa: E402
 from photographs import CLASSES, write_photographs  # noqa: E402
+from provenance import commit  # noqa: E402
 
 SHOWN = 8  # photographs of a class in the picture of them
 
@@ -42,7 +42,7 @@ def main() -> None:
         write_photographs(work / "photos")
     record = {
         "command": " ".join(["python benchmarks/tutorial.py", *sys.argv[1:]]),
-        "commit": git_commit(),
+        "commit": commit(),
         "commands": [given(words, work) for words in commands(DOCS / "tutorial.md") if words[0] != "run"],
         **figures(work / "runs" / "photos"),
     }

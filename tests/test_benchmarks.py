@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -23,6 +24,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import distill  # noqa: E402
 import table_plan  # noqa: E402
 import tables  # noqa: E402
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_every_benchmark_can_be_begun(name: str) -> None:
+    """Some wait for a card, or take an hour: what they take from each other is there."""
+    importlib.import_module(name)
 
 
 def test_the_sampling_benchmark_runs(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -429,6 +429,46 @@ def test_a_batch_of_samples_does_not_depend_on_how_it_is_cut(trajectories: int) 
     joined = {key: torch.cat([pieces[i][key] for i in (1, 2, 3, 0)]) for key in whole}
     assert all(torch.equal(joined[key], whole[key]) for key in whole)
     assert not torch.equal(whole["x"][:100], whole["x"][100:])
+
+
+def test_states_keep_what_their_trajectory_was_asked_for() -> None:
+    """Tokens and mask of its prompt, dropped or not, whichever group it was walked in: the mixture says them."""
+
+    def said(x: torch.Tensor, t: torch.Tensor, condition: Condition | None) -> Prediction:
+        assert condition is not None
+        tokens, mask, dropped = condition.tokens, condition.mask, condition.dropped
+        assert tokens is not None
+        assert mask is not None
+        assert dropped is not None
+        told = torch.stack([tokens[:, 0, 0], mask.float().sum(1), dropped.float()], 1)
+        return Prediction(Kind.VELOCITY, told.repeat(1, 2)[:, :, None, None].to(x))
+
+    def asked(numbers: list[int]) -> Condition:
+        tokens = torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(-1, 4, 2)
+        return Condition(tokens=tokens, mask=torch.arange(4) <= torch.tensor(numbers)[:, None] % 4)
+
+    lessons = replace(
+        sampled(Objective(schedule=LinearFlow(), kind=Kind.VELOCITY), steps=3, trajectories=10),
+        mixture=Mixture([Saying(said)], lambda x, t, condition: torch.ones(len(x), 1)),
+        questions=Questions(50, asked, CPU),
+        at_once=4,
+    )
+    drawn = lessons.draw(20, 30, slice(None))  # of two pools, in groups of 4, 4 and 2
+    expected = [drawn["tokens"][:, 0, 0], drawn["mask"].float().sum(1), drawn["dropped"].float()]
+    torch.testing.assert_close(drawn["target"][:, :3, 0, 0], torch.stack(expected, 1))
+    assert drawn["tokens"][:, 0, 0].unique().numel() > 5
+
+
+@dataclass(frozen=True, eq=False)
+class Saying:
+    """A denoiser that answers what it is told to."""
+
+    answer: Callable[[torch.Tensor, torch.Tensor, Condition | None], Prediction]
+    schedule: Schedule = LinearFlow()
+    kind: Kind = Kind.VELOCITY
+
+    def __call__(self, x: torch.Tensor, t: torch.Tensor, condition: Condition | None) -> Prediction:
+        return self.answer(x, t, condition)
 
 
 def test_walked_trajectories_end_in_the_world() -> None:

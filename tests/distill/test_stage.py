@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.artifacts import Artifact, Store, UserError, canonical_json, sha256_bytes
+from atoll.artifacts import Artifact, Draft, Store, UserError, canonical_json, sha256_bytes
 from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
@@ -52,7 +52,9 @@ def test_killed_and_gone_on_with_it_is_the_same_student(
     states: str, tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a handwritten one\na handwritten two\n")
-    how = ["--start", "best"] if states == "data" else ["--from-samples", "--prompts", str(tmp_path / "prompts.txt")]
+    how = ["--start", "best"]
+    if states == "samples":  # in many pools
+        how = ["--from-samples", "--prompts", str(tmp_path / "prompts.txt"), "--set", "trajectories=3"]
     command = ["distill", str(tiny_demo), *TINY, *how, "--checkpoint-seconds", "0", "--out"]
     main([*command, str(tmp_path / "unbroken")])
     process = start([*command, "broken"], tmp_path)
@@ -190,11 +192,16 @@ def test_students_from_before_truth_and_trust_are_found_again(teachers: Teachers
 @pytest.mark.parametrize(
     ("latent", "text", "images", "expected"),
     [
-        ((1, 8, 8), {}, 192_000, 4096),
-        ((1, 8, 8), {}, 1_000, 32),  # all that it will walk
-        ((4, 64, 64), {}, 10**6, 2**29 // (4 * 32 * 2 * 4 * 64 * 64)),
-        ((1, 8, 8), {"condition": "tokens", "text_width": 4096, "text_length": 256}, 10**6, 127),  # a prompt has 4 MiB
-        ((16, 1024, 1024), {}, 10**6, 1),
+        ((1, 8, 8), {}, 192_000, 3000),  # 6,000 are walked, in two pools
+        ((1, 8, 8), {}, 1_000, 32),  # all that are walked
+        ((4, 64, 64), {}, 4_096_000, 128),  # of 4 MiB
+        (
+            (1, 8, 8),
+            {"condition": "tokens", "text_width": 4096, "text_length": 256},
+            32_000,
+            125,
+        ),  # of 4 MiB and 16 KiB
+        ((16, 1024, 1024), {}, 32_000, 1),  # of 4 GiB
     ],
 )
 def test_as_many_trajectories_are_shuffled_as_memory_takes(
@@ -206,7 +213,25 @@ def test_as_many_trajectories_are_shuffled_as_memory_takes(
     plan = plan.model_copy(update={"network": network, "training": training})
     assert usual_trajectories(plan) == expected
     assert settled(plan.model_copy(update={"trajectories": 5}), teachers).trajectories == 5
+    assert settled(plan.model_copy(update={"trajectories": 10**9}), teachers).trajectories == -(-images // 32)
     assert settled(plan.model_copy(update={"states": "data"}), teachers).trajectories is None
+
+
+@pytest.mark.parametrize("record", [b"[]", b"null", b"{", b"\xff", b'{"plan": {"truth": NaN}}', b"[" * 100_000, b"{}"])
+def test_whatever_lies_in_the_place_of_a_student_is_refused_in_a_line(
+    record: bytes, teachers: Teachers, tmp_path: Path
+) -> None:
+    with Draft(tmp_path / "student", "expert") as draft:
+        (draft.folder / "distillation.json").write_bytes(record)
+        draft.commit(config={}, parents={"plan": "0" * 64})
+    with pytest.raises(UserError, match="already holds an artifact of another plan"):
+        distill(teachers.run, tmp_path / "student", tiny_plan(teachers), resources=Resources("cpu"))
+
+
+def test_trajectories_are_of_students_without_data(teachers: Teachers, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--set trajectories=7: has a meaning with --from-samples only"):
+        distill(teachers.run, tmp_path / "student", tiny_plan(teachers, trajectories=7))
+    assert not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +283,8 @@ def test_students_of_earlier_rules_are_gone_on_with(
         ({"start": "average"}, "average"),
         ({"start": "random"}, "random"),
         ({"objective": Objective(schedule=EDM(), kind=Kind.X0)}, "random"),
-        ({"states": "samples", "prompts": ("a handwritten one",)}, "random"),
+        ({"states": "samples", "prompts": ("a handwritten one",)}, "average"),
+        ({"states": "samples", "objective": Objective(schedule=EDM(), kind=Kind.X0)}, "random"),
     ],
 )
 def test_it_begins_at_the_best_teacher_where_it_can(

@@ -210,8 +210,10 @@ class Questions:
         return self.condition(chosen).to(self.device).drop(dropped.to(self.device))
 
 
-TRAJECTORIES = 256  # walked at once, unless said otherwise: enough for each expert to have some
-KEPT_POOLS = 3  # batches are drawn ahead
+# Trajectories walked at once, unless said otherwise: enough for each expert to have some. Random numbers are drawn for
+# so many together, so that another number makes other students.
+TRAJECTORIES = 256
+KEPT_POOLS = 2  # batches are drawn ahead: some of the next pool when others of this one are not yet drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,23 +262,29 @@ class SampledLessons:
     def pool(self, number: int) -> Walked:
         with self._lock:
             if number not in self._pools:
-                self._pools[number] = self._walked(number)
-                while len(self._pools) > KEPT_POOLS:
+                while len(self._pools) >= KEPT_POOLS:
                     self._pools.popitem(last=False)
+                self._pools[number] = self._walked(number)
             return self._pools[number]
 
     def _walked(self, number: int) -> Walked:
         """The states of so many trajectories and the velocities there, shuffled."""
-        starts = range(number * self.trajectories, (number + 1) * self.trajectories, self.at_once)
-        groups = [self._group(start, min(self.at_once, starts.stop - start)) for start in starts]
-        lessons, conditions = (
-            {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            for parts in zip(*groups, strict=True)
-        )
-        whose = torch.cat([own.repeat(self.steps) for own in torch.arange(self.trajectories).split(self.at_once)])
         numbers = generator(self.training.seed, "shuffled trajectories", number)
-        shuffled = torch.randperm(len(whose), generator=numbers)
-        return Walked({name: value[shuffled] for name, value in lessons.items()}, whose[shuffled], conditions)
+        places = torch.randperm(self.trajectories * self.steps, generator=numbers)
+        lessons: Batch = {}
+        conditions: Batch = {}
+        whose = torch.empty_like(places)
+        for first in range(0, self.trajectories, self.at_once):
+            own = torch.arange(first, min(first + self.at_once, self.trajectories))
+            group, asked = self._group(number * self.trajectories + first, len(own))
+            here = places[first * self.steps :][: len(own) * self.steps]
+            whose[here] = own.repeat(self.steps)
+            # each is written where it stays: a pool is all the memory that there is for it
+            for name, value in group.items():
+                lessons.setdefault(name, value.new_empty(len(places), *value.shape[1:]))[here] = value
+            for name, value in asked.items():
+                conditions.setdefault(name, value.new_empty(self.trajectories, *value.shape[1:]))[own] = value
+        return Walked(lessons, whose, conditions)
 
     @torch.no_grad()
     def _group(self, start: int, count: int) -> tuple[Batch, Batch]:

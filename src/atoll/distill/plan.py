@@ -21,7 +21,7 @@ QUARTER = 4  # DDM: a quarter of a monolith's images; with the teachers' forward
 MOST_UNPROMPTED = 1 / 3  # of a student's lessons, where its teachers had fewer: best for guidance 2, if both err alike
 DEFAULT_OBJECTIVE = "flow"
 MOST_TRAJECTORIES = 4096  # whose states are shuffled together; more would keep a student waiting for its first
-POOL_BYTES = 2**29  # of host memory for them; three such pools are kept
+POOL_BYTES = 2**29  # of host memory for them; two such pools are kept
 
 States = Literal["data", "samples"]
 StartFrom = Literal["random", "best", "average"]
@@ -86,14 +86,18 @@ def student_plan(orders: Sequence[Order], *, objective: str | None = None, seed:
 
 
 def usual_trajectories(plan: DistillPlan) -> int:
-    """Trajectories whose states are shuffled together: as many as a training has, as host memory takes, at most 4,096.
+    """Trajectories whose states are shuffled together: all of a training, or so many as host memory takes, to 4,096.
 
     Of 64, as it was once, students of digits were half as far again from the data (docs/log.md).
     """
     of_states = plan.steps * 2 * math.prod(plan.network.latent)
     of_prompt = (plan.network.text_width or 0) * (plan.network.text_length or 1)
-    fit = POOL_BYTES // (4 * (of_states + of_prompt))
-    return max(1, min(MOST_TRAJECTORIES, fit, -(-plan.training.images // plan.steps)))
+    most, walked = max(1, min(MOST_TRAJECTORIES, POOL_BYTES // (4 * (of_states + of_prompt)))), all_trajectories(plan)
+    return -(-walked // -(-walked // most))  # all pools alike: what is walked is learned
+
+
+def all_trajectories(plan: DistillPlan) -> int:
+    return -(-plan.training.images // plan.steps)
 
 
 def unprompted_share(experts: float) -> float:

@@ -44,11 +44,22 @@ from ..training.seeds import seed_from
 from ..training.team import leads_its_team, placed_on, team_size
 from .learning import StudentLearner
 from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons, Trust
-from .plan import USUAL_TRUST, Cost, DistillPlan, StartFrom, TrustIn, cost_of, mean_forward, usual_trajectories
+from .plan import (
+    USUAL_TRUST,
+    Cost,
+    DistillPlan,
+    StartFrom,
+    TrustIn,
+    all_trajectories,
+    cost_of,
+    mean_forward,
+    usual_trajectories,
+)
 from .posterior import BYTES_AT_WORK, Behind
 from .start import MOST_MEASURED, Candidate, Start, able, alike, average_start, best_start
 
 MADE_BY = "plan or other teachers"
+MOST_RECORD_BYTES = 2**24
 RECORD = "distillation.json"  # in a student's folder: its plan, what was spent, where it began
 READ = ("condition", "classes", "vocabulary", "text_width", "text_length")  # of an architecture: what it is asked with
 TEACHERS_SHARE = 0.5  # of a card's memory that experts may take; the student trains in the rest
@@ -228,6 +239,10 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
             open_reference(teachers.run, version.partition, "partition")
         except UserError as error:
             raise UserError(f"{error}; --from-samples needs no data") from error
+        if plan.trajectories is not None:
+            raise UserError(
+                f"--set trajectories={plan.trajectories}: has a meaning with --from-samples only; leave it out"
+            )
         return
     if plan.truth:
         raise UserError(f"--truth {plan.truth:g}: with --from-samples there is no data to take it from; leave it out")
@@ -246,9 +261,9 @@ def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
 def settled(plan: DistillPlan, teachers: Teachers) -> DistillPlan:
     """The plan with nothing left open, so that the student's record says what was done."""
     route = teachers.version.route if plan.states == "samples" and plan.route is None else plan.route
-    trajectories = plan.trajectories
-    if plan.states == "samples" and trajectories is None:
-        trajectories = usual_trajectories(plan)
+    trajectories = None
+    if plan.states == "samples":
+        trajectories = min(plan.trajectories or usual_trajectories(plan), all_trajectories(plan))
     start, trust = plan.start or usual_start(plan, teachers), settled_trust(plan, teachers)
     return plan.model_copy(update={"route": route, "trajectories": trajectories, "start": start, "trust": trust})
 
@@ -264,15 +279,24 @@ def as_begun(plan: DistillPlan, asked: DistillPlan, teachers: Teachers, out: Pat
 
 
 def check_plan_of(out: Path, plan: DistillPlan) -> None:
-    """Refuse to put a student where one of another plan lies, by the settings that differ."""
+    """Refuse to put a student where one of another plan lies, by the settings that differ.
+
+    Where no plan can be read, it is left to `finished` to refuse it.
+    """
     there = find(out)
-    if there is None or RECORD not in there.manifest.files or there.manifest.parents.get("plan") == plan.digest():
+    entry = None if there is None else there.manifest.files.get(RECORD)
+    if there is None or entry is None or there.manifest.parents.get("plan") == plan.digest():
         return
-    made = json.loads(there.read(RECORD)).get("plan")
-    changed = [printable(line) for line in differences(made, plan.model_dump(mode="json"))]
+    if entry.bytes > MOST_RECORD_BYTES:
+        return
+    try:
+        made = DistillPlan.model_validate(json.loads(there.read(RECORD))["plan"])
+    except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's, or of another edition
+        return
+    changed = differences(*(each.model_dump(mode="json") for each in (made, plan)))
     raise UserError(
-        f"{out}: holds a student of another plan ({'; '.join(changed[:4])}); "
-        "choose another --out, or ask for the old settings with --set"
+        f"{out}: holds a student of another plan ({'; '.join(map(printable, changed[:4]))}); "
+        "choose another --out, or ask for what it had"
     )
 
 
@@ -302,8 +326,14 @@ def settled_trust(plan: DistillPlan, teachers: Teachers) -> TrustIn:
 
 
 def usual_start(plan: DistillPlan, teachers: Teachers) -> StartFrom:
-    """The best teacher, if any has the student's architecture and process, and unseen data tells which one it is."""
-    if plan.states == "samples" or not alike(teachers.candidates(dict.fromkeys(teachers.experts, 1)), plan):
+    """The best teacher, if any has the student's architecture and process, and unseen data tells which one it is.
+
+    Without data the average of those that have.
+    """
+    of_its_kind = alike(teachers.candidates(dict.fromkeys(teachers.experts, 1)), plan)
+    if plan.states == "samples":
+        return "average" if len(of_its_kind) > 1 else "random"
+    if not of_its_kind:
         return "random"
     data = open_reference(teachers.run, teachers.version.data, "data")
     return "best" if len(Index.of(data).rows("validation")) > 0 else "random"

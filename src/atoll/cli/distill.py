@@ -33,7 +33,9 @@ def distill(
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="Begin at weights: best (an expert's), average (of all), random; default: best where it can"),
+        typer.Option(
+            help="Begin at weights: best (an expert's), average, random; default: best, or average without data"
+        ),
     ] = None,
     truth: Annotated[
         float | None, typer.Option(help="Share of the sample's own target beside every expert's answer; default: 0")

@@ -37,7 +37,8 @@ class DistillPlan(BaseModel):
     objective: Objective
     training: Training
     start: StartFrom | None = Field(
-        None, description="weights: random, the best teacher's, the teachers' average; none: best, where there is one"
+        None,
+        description="weights: random, the best teacher's, the teachers' average; none: best, or average without data",
     )
     truth: float = Field(
         0.0, ge=0, le=1, description="share of the sample's own target in a teacher's answer; not DDM's"

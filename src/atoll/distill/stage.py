@@ -293,7 +293,7 @@ def check_plan_of(out: Path, plan: DistillPlan) -> None:
         made = DistillPlan.model_validate(json.loads(there.read(RECORD))["plan"])
     except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's, or of another edition
         return
-    changed = differences(*(each.model_dump(mode="json") for each in (made, plan)))
+    changed = differences(made.model_dump(mode="json"), plan.model_dump(mode="json"))
     raise UserError(
         f"{out}: holds a student of another plan ({'; '.join(map(printable, changed[:4]))}); "
         "choose another --out, or ask for what it had"

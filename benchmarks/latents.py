@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.evaluation.scores.classifier import Classifier
 from atoll.evaluation.scores.frechet import FrechetReference
 from atoll.islands.expert import ExpertCard, bridged
@@ -103,7 +103,7 @@ def measured(name: str, images: Tensor, labels: Tensor, judge: Judge, arguments:
     raw = autoencoder.encode(images)
     mean, std = raw.mean((0, 2, 3)), raw.std((0, 2, 3))
     shape = tuple(raw.shape[1:])
-    space = LatentSpace(autoencoder=name, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    space = LatentConfig(autoencoder=name, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     plan = recipe("laptop", shape)
     config = DiTConfig(latent=shape, condition="labels", classes=int(labels.max()) + 1, **plan.network.model_dump())
     torch.manual_seed(arguments.seed)

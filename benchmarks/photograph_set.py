@@ -191,7 +191,7 @@ def decoded_piece(place: tuple[str, int, int]) -> np.ndarray:
 
 @torch.inference_mode()
 def encode(to: Path, device: torch.device, batch: int = 1000, workers: int = 14) -> None:
-    """latents.npy (float16, normalised), features.npy (float32) and space.json; done once."""
+    """latents.npy (float16, normalized), features.npy (float32) and space.json; done once."""
     if (to / "space.json").exists():
         print("encoded already")
         return

@@ -125,7 +125,7 @@ def grow(arguments: argparse.Namespace) -> None:
 
 
 def write_pictures(folder: Path, count: int, size: int) -> None:
-    """Four random corners with colours running between them, as PNGs in parquet files of 5,000.
+    """Four random corners with colors running between them, as PNGs in parquet files of 5,000.
 
     The label, and the number in the caption, is that of the brightness in ten steps.
     """

@@ -29,7 +29,7 @@ import atoll
 from atoll.artifacts import Store
 from atoll.ensemble.versions import open_ensemble, open_reference
 from atoll.evaluation.real import RealData
-from atoll.evaluation.sheet import INK, RULE, expert_colour
+from atoll.evaluation.sheet import INK, RULE, expert_color
 from atoll.sampling import Sampling, image_seeds
 from provenance import commit
 
@@ -89,7 +89,7 @@ def draw(made: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(11.0, 3.2), layout="constrained")
     panels = figure.subplots(1, 3)
     painted, right, experts = made["painted"], made["right"], made["experts"]
-    first, second = expert_colour(0), expert_colour(4)
+    first, second = expert_color(0), expert_color(4)
     panels[0].plot(right["t"], right["accuracy"], color=first, label="sees the prompt")
     panels[0].plot(right["t"], right["accuracy_unconditional"], color=second, ls="--", label="prompt dropped")
     panels[0].set_title("Real images: right cluster named")

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from atoll.artifacts import link
 from atoll.artifacts.known_digests import forget
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.ensemble import Full, Mixture, TopK
 from atoll.ensemble.engine import ExpertEngine
 from atoll.ensemble.residency import Residency, Running, Stored
@@ -192,7 +192,7 @@ class Bench:
             architecture=self.architecture,
             schedule=LinearFlow() if kind == "flow" else CosineVP(),
             kind=Kind.VELOCITY if kind == "flow" else Kind.EPSILON,
-            latent=LatentSpace(
+            latent=LatentConfig(
                 autoencoder="none", shape=self.architecture.latent, mean=(0.0,) * channels, std=(1.0,) * channels
             ),
             images=0,

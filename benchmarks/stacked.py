@@ -168,7 +168,7 @@ def block(h: Tensor, six: Tensor, own: Batch, heads: int, mlp_norm_eps: float, a
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The samples of all experts on the device: normalised latents [N, C, H, W], and what they are conditioned on.
+    """The samples of all experts on the device: normalized latents [N, C, H, W], and what they are conditioned on.
 
     With `text` [M, W], the captions of sample i are its rows first[i] .. first[i] + count[i] - 1; with `labels` [N],
     its class; with neither, nothing.

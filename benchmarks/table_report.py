@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from atoll.evaluation.figures import lines as line_figure
-from atoll.evaluation.sheet import INK, expert_colour
+from atoll.evaluation.sheet import INK, expert_color
 from table_plan import CLUSTERS, ENSEMBLES, FEW, MODELS, ROUTER_SHARE, STUDENTS, TABLES, Scale, W, recipe
 
 PAPER = {  # what the papers say of the ratio, where they say it
@@ -316,9 +316,9 @@ def curve_figure(record: dict[str, Any]) -> str:
         for seed in sorted({a["seed"] for a in own if a["after"] < 1.0}):
             points = sorted((whole * a["after"], a["frechet"]) for a in own if a["seed"] == seed)
             curves[f"{title}, seed {seed}"] = tuple(zip(*points, strict=True))
-    colours = {name: INK if name.startswith("monolith") else expert_colour(0) for name in curves}
+    colors = {name: INK if name.startswith("monolith") else expert_color(0) for name in curves}
     dashed = [name for name in curves if name.endswith(str(max((a["seed"] for a in arms), default=0)))]
-    return line_figure(curves, x="images seen, millions", y="Frechet distance", colours=colours, dashed=dashed)
+    return line_figure(curves, x="images seen, millions", y="Frechet distance", colors=colors, dashed=dashed)
 
 
 def text_lines(arms: dict[str, Any]) -> list[str]:

@@ -39,7 +39,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.distill.lessons import Questions, SampledLessons
 from atoll.distill.plan import DistillPlan
 from atoll.distill.posterior import Behind
@@ -48,7 +48,7 @@ from atoll.ensemble.record import WatchedRoute
 from atoll.evaluation.scores import SCORES, Sets
 from atoll.evaluation.scores.classifier import Classifier
 from atoll.evaluation.scores.frechet import FrechetReference
-from atoll.evaluation.sheet import INK, expert_colour
+from atoll.evaluation.sheet import INK, expert_color
 from atoll.islands.expert import ExpertCard, bridged
 from atoll.islands.validation import MOST_SAMPLES, TIMES, Validation
 from atoll.models.accounting import flops_forward
@@ -116,7 +116,7 @@ class World:
         every = torch.arange(count)
         held = every % VALIDATION_EVERY == 0
         self.train_rows, self.validation_rows = every[~held], every[held]
-        self.space = LatentSpace(
+        self.space = LatentConfig(
             autoencoder=space["autoencoder"], shape=self.shape, mean=tuple(space["mean"]), std=tuple(space["std"])
         )
         name = space["autoencoder"]
@@ -698,7 +698,7 @@ SHEET = (
 
 
 def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, columns: int = 6) -> None:
-    """The ensemble's images beside the monolith's from the same noise; the frame has the colour of the expert that
+    """The ensemble's images beside the monolith's from the same noise; the frame has the color of the expert that
     painted most of the image, black for the monolith."""
     from PIL import Image, ImageDraw
 
@@ -713,7 +713,7 @@ def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, co
     ours = Arm("A", "flow8", "top-1", guidance)
     pictures = [world.painted(sample(world, store, ours, seed, rows, watch))]
     pictures.append(world.painted(sample(world, store, monolith("A", guidance), seed, rows)))
-    colours = [[expert_colour(int(k)) for k in shares.argmax(1)], [INK] * len(rows)]
+    colors = [[expert_color(int(k)) for k in shares.argmax(1)], [INK] * len(rows)]
     side, frame, gap, top = 64, 4, 12, 16
     tile = side + 2 * frame
     width = 2 * columns * tile + gap
@@ -726,7 +726,7 @@ def sheet(world: World, store: Store, seed: int, guidance: float, path: Path, co
             for column in range(columns):
                 x = half * (columns * tile + gap) + column * tile
                 index = i * columns + column
-                draw.rectangle((x, y + top, x + tile - 1, y + top + tile - 1), fill=colours[half][index])
+                draw.rectangle((x, y + top, x + tile - 1, y + top + tile - 1), fill=colors[half][index])
                 image = Image.fromarray(pictures[half][index].permute(1, 2, 0).numpy()).resize((side, side))
                 canvas.paste(image, (x + frame, y + top + frame))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from atoll.artifacts.digest import sha256_file
 from atoll.data.shards import ResidentSamples, ShardSet, write_shard
-from atoll.data.space import LatentSpace, TextSpace
+from atoll.data.space import LatentConfig, TextConfig
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
 from atoll.islands.train import expert_learner, shards_of, train
@@ -163,7 +163,7 @@ def make_order(work: Path, name: str, config: DiTConfig, batch: int, samples: in
     if config.condition == "tokens":
         assert config.text_length is not None
         assert config.text_width is not None
-        text = TextSpace(encoder="random", kind="tokens", length=config.text_length, width=config.text_width)
+        text = TextConfig(encoder="random", kind="tokens", length=config.text_length, width=config.text_width)
         lengths = torch.randint(5, config.text_length + 1, (samples, 1), generator=numbers)
         shard["tokens"] = torch.randn(samples, config.text_length, config.text_width, generator=numbers)
         shard["mask"] = torch.arange(config.text_length)[None] < lengths
@@ -177,7 +177,7 @@ def make_order(work: Path, name: str, config: DiTConfig, batch: int, samples: in
         clusters=1,
         data=NOBODY,
         partition=NOBODY,
-        latent=LatentSpace(autoencoder="none", shape=config.latent, mean=(0.0,) * channels, std=(1.0,) * channels),
+        latent=LatentConfig(autoencoder="none", shape=config.latent, mean=(0.0,) * channels, std=(1.0,) * channels),
         text=text,
         shards=(ShardRef(path=str(path.relative_to(work / name)), sha256=sha256_file(path), split="train"),),
         architecture=config,

@@ -145,7 +145,7 @@ def pack(source: Path, out: Path, train_files: int, validation: int) -> None:
 
 @dataclass(frozen=True)
 class Latents:
-    """Normalised latents [N, C, H, W] with labels [N], on the device."""
+    """Normalized latents [N, C, H, W] with labels [N], on the device."""
 
     values: Tensor
     labels: Tensor
@@ -157,7 +157,7 @@ class Latents:
 
 
 def encode(data: Path, device: str, most: int | None) -> tuple[Latents, Latents]:
-    """Train (with mirror images) and validation latents, normalised per channel by the train statistics."""
+    """Train (with mirror images) and validation latents, normalized per channel by the train statistics."""
     autoencoder = TinyAutoencoder(32, pooled=True)
     weights = load_file(data / "taef2.safetensors")
     autoencoder.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
@@ -423,11 +423,11 @@ def draw(record: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
-    colours = dict(zip(ARMS, ["#444444", "#c0792a", "#c9b037", "#2a78c0", "#2a9d5c", "#8a4fbf"], strict=True))
+    colors = dict(zip(ARMS, ["#444444", "#c0792a", "#c9b037", "#2a78c0", "#2a9d5c", "#8a4fbf"], strict=True))
     for index, result in enumerate(record["results"]):
         for name, curve in result["curves"].items():
             points = [(p["images"], p["yardstick"]) for p in curve if p["images"] > 0]
-            axes.plot(*zip(*points, strict=True), color=colours[name], label=name if index == 0 else None, lw=1.4)
+            axes.plot(*zip(*points, strict=True), color=colors[name], label=name if index == 0 else None, lw=1.4)
     lowest = min(p["yardstick"] for r in record["results"] for c in r["curves"].values() for p in c)
     if "random" in (curves := record["results"][0]["curves"]):
         goal = curves["random"][-1]["yardstick"]

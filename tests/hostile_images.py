@@ -47,9 +47,9 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(width: int, height: int, bits: int, colour: int, rows: bytes) -> bytes:
+def png(width: int, height: int, bits: int, color: int, rows: bytes) -> bytes:
     """A PNG written by hand, to say what Pillow would not."""
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + png_chunk(b"IHDR", header)
@@ -97,7 +97,7 @@ def corpus() -> list[Input]:
         "cmyk.tif": encoded(cmyk, "TIFF"),
         "sixteen_bit_grey.png": encoded(sixteen, "PNG"),
         "sixteen_bit_grey.tif": encoded(sixteen, "TIFF"),
-        "sixteen_bit_colour.png": png(48, 40, 16, 2, b"".join(b"\0" + bytes(48 * 6) for _ in range(40))),
+        "sixteen_bit_color.png": png(48, 40, 16, 2, b"".join(b"\0" + bytes(48 * 6) for _ in range(40))),
         "grey.jpg": encoded(picture(32, channels=1), "JPEG"),
         "grey_alpha.png": encoded(Image.fromarray(picture(33, channels=1)).convert("LA"), "PNG"),
         "alpha.png": encoded(alpha, "PNG"),

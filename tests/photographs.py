@@ -36,15 +36,15 @@ def photograph(number: int, classes: int, size: int, numbers: np.random.Generato
     wide = 4 * size  # drawn large, then averaged down
     hue = number / classes
     light = numbers.uniform(0.75, 1.0)
-    picture = Image.new("RGB", (wide, wide), colour(hue + 0.5, 0.35, 0.55 * light))
+    picture = Image.new("RGB", (wide, wide), color(hue + 0.5, 0.35, 0.55 * light))
     draw = ImageDraw.Draw(picture)
     horizon = wide * numbers.uniform(0.55, 0.7)
-    draw.rectangle((0, horizon, wide, wide), fill=colour(hue + 0.4, 0.3, 0.35 * light))
+    draw.rectangle((0, horizon, wide, wide), fill=color(hue + 0.4, 0.3, 0.35 * light))
     is_large = bool(numbers.random() < 0.5)
     radius = wide * (0.3 if is_large else 0.2) * numbers.uniform(0.9, 1.1)
     x, y = wide * numbers.uniform(0.35, 0.65), wide * numbers.uniform(0.4, 0.6)
     box = (x - radius, y - radius, x + radius, y + radius)
-    fill = colour(hue + numbers.normal(0, 0.01), 0.85, light)
+    fill = color(hue + numbers.normal(0, 0.01), 0.85, light)
     if number % 3 == 0:
         draw.rectangle(box, fill=fill)
     elif number % 3 == 1:
@@ -56,6 +56,6 @@ def photograph(number: int, classes: int, size: int, numbers: np.random.Generato
     return Image.fromarray((np.asarray(small) + grain).clip(0, 255).astype(np.uint8)), is_large
 
 
-def colour(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
+def color(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
     red, green, blue = colorsys.hsv_to_rgb(hue % 1.0, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)

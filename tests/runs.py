@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from atoll.artifacts import find, seal
+from atoll.artifacts import finalize, find
 
 EXPERT_FILES = ["expert.json", "metrics.jsonl", "model.safetensors"]
 ATOLL = [sys.executable, "-m", "atoll"]
@@ -78,5 +78,5 @@ def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None 
     if weights is not None:
         save_file(weights, place / "model.safetensors")
     parents |= {"order": content.get("order") or ""}
-    seal(place, EXPERT_FILES, "expert", config=content, parents=parents, licence=content.get("licence"))
+    finalize(place, EXPERT_FILES, "expert", config=content, parents=parents, license=content.get("license"))
     return place

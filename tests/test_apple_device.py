@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from apple_device import APPLE, AppleDevice, NoFloat64
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.ensemble.mixture import GuidanceWeights, Mixture
 from atoll.ensemble.routes import parse_route
 from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
@@ -154,7 +154,7 @@ def ensemble(device: torch.device, route: str, guidance_weights: GuidanceWeights
         for k, (schedule, kind) in enumerate(EXPERTS)
     ]
     architecture = RouterConfig(trunk=CONFIG, clusters=len(EXPERTS))
-    space = LatentSpace(autoencoder="pixels", shape=LATENT, mean=(0.0, 0.0), std=(1.0, 1.0))
+    space = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0, 0.0), std=(1.0, 1.0))
     card = RouterCard(architecture=architecture, latent=space, partition="", images=0)
     router = TrainedRouter(card, trained(Router(architecture), 9).to(device), "")  # type: ignore[arg-type]
     return Mixture(denoisers, router, parse_route(route, [0, 1, 2]), guidance_weights)

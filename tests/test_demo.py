@@ -20,7 +20,7 @@ from atoll.artifacts import Artifact, Store
 from atoll.cli import main
 from atoll.ensemble.versions import open_ensemble
 from atoll.evaluation.samples import read_samples
-from atoll.evaluation.sheet import expert_colour
+from atoll.evaluation.sheet import expert_color
 from atoll.sampling import Sampling
 from runs import ATOLL, atoll, digests
 
@@ -158,9 +158,9 @@ def test_a_folder_of_samples_grows(tiny_demo: Path, tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in out.glob("0*.png") if p.name in first} == first
     sheet = Image.open(out / "sheet.png")
     assert sheet.height > small[1], "a row more"
-    colours = {ImageColor.getrgb(expert_colour(row["expert"])) for row in rows}
-    seen = {colour for _, colour in sheet.getcolors(100_000)}
-    assert colours <= seen, "frames have the colours of the experts"
+    colors = {ImageColor.getrgb(expert_color(row["expert"])) for row in rows}
+    seen = {color for _, color in sheet.getcolors(100_000)}
+    assert colors <= seen, "frames have the colors of the experts"
     record = json.loads((out / "calls" / "0002" / "samples.json").read_bytes())
     assert record["negative_prompt"] == "a handwritten three"
 
@@ -219,7 +219,7 @@ USER_MISTAKES = {
     "not an expert": (["admit", "{run}/data", "--out", "{run}"], "is a data artifact, expected expert"),
     "unknown source": (["prepare", "no-such-source", "--out", "{tmp}/d"], "no-such-source"),
     "other settings": (["prepare", "digits", "--out", "{run}/data", "--set", "holdout=0.3"], "holdout"),
-    "unknown setting": (["prepare", "digits", "--out", "{tmp}/d", "--set", "colour=red"], "colour"),
+    "unknown setting": (["prepare", "digits", "--out", "{tmp}/d", "--set", "color=red"], "color"),
     "empty run": (["evaluate", "{tmp}"], "holds no model yet"),
     "missing router": (["sample", "{run}", "--prompt", "a handwritten one", "--router", "other"], "other"),
 }

@@ -63,7 +63,7 @@ def test_no_rooms_import_each_other() -> None:
 
 
 @pytest.mark.parametrize("room", ["islands", "training", "models", "process", "artifacts"])
-def test_what_an_island_is_made_of_loads_nothing_of_an_organisers(room: str) -> None:
+def test_what_an_island_is_made_of_loads_nothing_of_an_organizers(room: str) -> None:
     """tests/test_installs.py runs an island without these; this says in which file one came in."""
     for file in (PACKAGE / room).rglob("*.py"):
         loaded = {name.partition(".")[0] for name in modules_loaded_with(file)}

@@ -73,13 +73,13 @@ def test_the_other_verbs_of_contributors_and_researchers_start_with_the_core_onl
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
     [
-        (("prepare", "digits", "--out", "OUT"), "pyarrow", "organiser"),
-        (("prepare", "digits", "--out", "OUT"), "sklearn", "organiser"),
-        (("partition", "RUN/data", "-k", "3", "--out", "OUT"), "faiss", "organiser"),
-        (("admit", "RUN/orders", "--out", "OUT"), "pyarrow", "organiser"),
-        (("router", "RUN"), "pyarrow", "organiser"),
-        (("evaluate", "RUN"), "matplotlib", "organiser"),
-        (("demo", "--out", "OUT"), "faiss", "organiser"),
+        (("prepare", "digits", "--out", "OUT"), "pyarrow", "organizer"),
+        (("prepare", "digits", "--out", "OUT"), "sklearn", "organizer"),
+        (("partition", "RUN/data", "-k", "3", "--out", "OUT"), "faiss", "organizer"),
+        (("admit", "RUN/orders", "--out", "OUT"), "pyarrow", "organizer"),
+        (("router", "RUN"), "pyarrow", "organizer"),
+        (("evaluate", "RUN"), "matplotlib", "organizer"),
+        (("demo", "--out", "OUT"), "faiss", "organizer"),
         (("status", "s3://bucket/run"), "s3fs", "s3"),
     ],
 )

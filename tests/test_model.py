@@ -100,7 +100,7 @@ def test_a_stream_tells_step_time_weights_and_who_paints(model: Model) -> None:
         assert m.shares is not None
         assert m.weights.shape == m.shares.shape == (len(m.images), 8)
         torch.testing.assert_close(m.weights.sum(1), torch.ones(len(m.images)))
-        # top-2: the two largest weights, renormalised
+        # top-2: the two largest weights, renormalized
         chosen = m.weights.sort(1, descending=True).indices[:, :2]
         assert torch.equal((m.shares > 0).nonzero()[:, 1].view(-1, 2), chosen.sort(1).values)
 

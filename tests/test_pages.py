@@ -52,7 +52,7 @@ NOT_GIVEN = {
 ANEW = "rm -rf runs/photos && mkdir runs/photos && cp -r cut/data cut/partition runs/photos"
 # the commands of all other pages, in an order in which they can be given, with what people do in between
 STORY = [
-    # README.md: an organiser, a contributor, the organiser again
+    # README.md: an organizer, a contributor, the organizer again
     "atoll prepare ~/photos --out runs/photos/data --size 64 --labels folder",
     "atoll partition runs/photos/data -k 8",
     "cp -r runs/photos cut",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from atoll.artifacts import Artifact
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.ensemble.engine import ExpertEngine
 from atoll.ensemble.residency import Residency, Running, Stored
 from atoll.ensemble.weights import Precision, layout_of, open_weights
@@ -55,7 +55,7 @@ def write_experts(folder: Path, count: int = 4, *, alike: bool = False) -> list[
             architecture=config,
             schedule=schedule,
             kind=kind,
-            latent=LatentSpace(autoencoder="none", shape=LATENT, mean=(0.0,) * 4, std=(1.0,) * 4),
+            latent=LatentConfig(autoencoder="none", shape=LATENT, mean=(0.0,) * 4, std=(1.0,) * 4),
             images=0,
         )
         places.append(folder / f"expert-{number}")

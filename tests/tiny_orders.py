@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from atoll.data.shards import write_shard_to_list
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
 from atoll.islands.train import expert_learner, shards_of
@@ -43,7 +43,7 @@ def tiny_order(
         clusters=1,
         data="0" * 64,
         partition="0" * 64,
-        latent=LatentSpace(autoencoder="pixels", shape=network.latent, mean=(0.0,) * channels, std=(1.0,) * channels),
+        latent=LatentConfig(autoencoder="pixels", shape=network.latent, mean=(0.0,) * channels, std=(1.0,) * channels),
         shards=tuple(shards),
         architecture=network,
         objective=Objective(schedule=LinearFlow(), kind=Kind.VELOCITY),

@@ -62,7 +62,7 @@ PARAPHRASES = {
     "seashore": ("waves on a sandy beach",),
     "alp": ("a snowy mountain peak",),
     "cliff": ("steep rocks above the sea",),
-    "coral reef": ("colourful corals under water",),
+    "coral reef": ("colorful corals under water",),
     "pizza": ("a round italian dish with cheese and tomato",),
     "ice cream": ("a frozen dessert in a cone",),
     "espresso": ("a small cup of strong coffee",),

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .artifacts import Store, UserError, canonical_json, find, printable, sha256_bytes
+from .artifacts import Store, UserError, canonical_json, find, sanitize, sha256_bytes
 from .convert.release import is_release, read_release, to_pipeline
 from .data.classes import class_number, class_title
-from .data.space import LatentSpace, TextSpace
+from .data.space import LatentConfig, TextConfig
 from .data.text import text_encoder
 from .ensemble.asking import AskedEvery
 from .ensemble.load import Ensemble, load_ensemble
@@ -49,13 +49,13 @@ class Model:
     model = atoll.load("runs/demo")
     images = model.generate(["a handwritten seven"], steps=50, guidance=2.0, route="top-2", seed=0)
 
-    Latents are [N, C, H, W] of `latent.shape`, normalised; images are PIL pictures, or uint8 [N, 1 or 3, H, W].
+    Latents are [N, C, H, W] of `latent.shape`, normalized; images are PIL pictures, or uint8 [N, 1 or 3, H, W].
     A prompt is a text, or for a model of labels the name or the number of a class (`class_names`).
     """
 
     body: Ensemble | Alone
-    latent: LatentSpace
-    text: TextSpace | None
+    latent: LatentConfig
+    text: TextConfig | None
     digest: str
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     class_names: tuple[str, ...] | None = None
@@ -143,7 +143,7 @@ class Model:
         callback: Callable[[Moment], None] | None = None,
         watch: RouteWatch | None = None,
     ) -> Tensor:
-        """Normalised latents [N, C, H, W] for N prompts and their seeds; image i depends on seed i only.
+        """Normalized latents [N, C, H, W] for N prompts and their seeds; image i depends on seed i only.
 
         `callback` sees every step, `watch` every routing. Where experts take turns, images go in step for a callback
         only.
@@ -174,7 +174,7 @@ class Model:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents to images uint8 [N, C, H, W] on the CPU."""
+        """Normalized latents to images uint8 [N, C, H, W] on the CPU."""
         autoencoder = load_autoencoder(self.latent.autoencoder)
         parts = torch.split(latents, DECODE_BATCH)
         return torch.cat([autoencoder.decode(self.latent.restore(part.to(self.device))).cpu() for part in parts])
@@ -208,7 +208,7 @@ class Model:
             return "reads no prompts"
         if self.class_names is None:
             return f"reads class numbers 0 to {self.classes - 1}"
-        shown = ", ".join(printable(name, 30) for name in self.class_names[:NAMES_SHOWN])
+        shown = ", ".join(sanitize(name, 30) for name in self.class_names[:NAMES_SHOWN])
         return f"reads {self.classes} classes ({shown}{', ...' if self.classes > NAMES_SHOWN else ''})"
 
     def condition(self, prompts: Sequence[str | int]) -> Condition | None:
@@ -435,14 +435,14 @@ def load(
     device: str | torch.device | None = None,
     memory: str | float | None = None,
     weights: str | None = None,
-    organisers: str | Path | None = None,
+    organizers: str | Path | None = None,
 ) -> Model:
     """Load a run (a folder or URL) in its newest version, one expert's folder, or a folder of `atoll export`.
 
     `router` names another router folder of the run than the one that version names. Experts that are missing are
     left out with a warning. `device` may name several, "cuda:0,cuda:1": experts are spread over them. `memory` ("12GB",
     or a number of GiB) is what the experts may take of each; where not all have room they take turns. `weights` "int8"
-    keeps them in half the memory of bfloat16, and makes slightly other images. `organisers` is an allowed_signers file:
+    keeps them in half the memory of bfloat16, and makes slightly other images. `organizers` is an allowed_signers file:
     one of them must have signed the model's version. Without it a run's own file of that name is asked, if it has one.
     """
     store = Store.at(place)
@@ -460,7 +460,7 @@ def load(
         made = read_release(store, placement)
         names = made.body.version.class_names if isinstance(made.body, Ensemble) else made.body.card.class_names
         return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
-    signers = None if organisers is None else Path(organisers).read_bytes()
+    signers = None if organizers is None else Path(organizers).read_bytes()
     ensemble = load_ensemble(store, router, placement, signers)
     if (complaint := ensemble.complaint()) is not None:
         warnings.warn(ExpertsMissing(f"{place}: {complaint}"), stacklevel=2)

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.artifacts import (
     Artifact,
-    Draft,
+    ArtifactWriter,
     FileEntry,
     Manifest,
     Store,
@@ -22,20 +22,20 @@ from atoll.artifacts import (
     canonical_json,
     differences,
     file_digest,
+    finalize,
     find,
     known_digests,
-    reuse,
-    seal,
+    load_if_same,
     sha256_bytes,
 )
 
 
 def make(place: str | Path, content: bytes = b"content", config: dict | None = None) -> Artifact:
-    with Draft(place, "thing") as draft:
+    with ArtifactWriter(place, "thing") as draft:
         (draft.folder / "sub").mkdir()
         (draft.folder / "sub" / "file.bin").write_bytes(content)
         (draft.folder / "log.jsonl").write_bytes(os.urandom(8))
-        return draft.commit(config=config or {"a": 1}, parents={"up": "0" * 64}, licence="CC0-1.0")
+        return draft.commit(config=config or {"a": 1}, parents={"up": "0" * 64}, license="CC0-1.0")
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -58,7 +58,7 @@ def test_reads_back_what_was_written_and_lists_no_log(place: str) -> None:
     artifact = Artifact.open(place, "thing")
     assert artifact.names() == ["sub/file.bin"]
     assert artifact.read("sub/file.bin") == b"payload"
-    assert artifact.manifest.licence == "CC0-1.0"
+    assert artifact.manifest.license == "CC0-1.0"
 
 
 def test_the_digest_is_the_sha256_of_the_canonical_manifest(tmp_path: Path) -> None:
@@ -145,10 +145,10 @@ def test_what_was_hashed_while_it_was_written_is_not_read_again(tmp_path: Path) 
     entry = FileEntry(sha256=sha256_bytes(b"content"), bytes=7)
     as_before = make(tmp_path / "a")
     for content in (b"content", b"Content", b"cut"):
-        with Draft(tmp_path / content.decode(), "thing", resumable=True) as draft:
+        with ArtifactWriter(tmp_path / content.decode(), "thing", resumable=True) as draft:
             (draft.folder / "sub").mkdir()
             (draft.folder / "sub" / "file.bin").write_bytes(content)
-            commit = {"config": {"a": 1}, "parents": {"up": "0" * 64}, "licence": "CC0-1.0"}
+            commit = {"config": {"a": 1}, "parents": {"up": "0" * 64}, "license": "CC0-1.0"}
             if content == b"cut":
                 with pytest.raises(UserError, match=r"file\.bin: has 3 bytes, 7 were written"):
                     draft.commit(**commit, written={"sub/file.bin": entry})
@@ -197,7 +197,7 @@ def test_the_wrong_kind_is_named(tmp_path: Path) -> None:
 
 
 def test_a_failed_draft_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="boom"), Draft(tmp_path / "a", "thing") as draft:
+    with pytest.raises(RuntimeError, match="boom"), ArtifactWriter(tmp_path / "a", "thing") as draft:
         (draft.folder / "x").write_bytes(b"x")
         raise RuntimeError("boom")
     assert list(tmp_path.iterdir()) == []
@@ -206,16 +206,16 @@ def test_a_failed_draft_leaves_nothing(tmp_path: Path) -> None:
 def test_reuse_finds_equal_work_and_names_what_differs(tmp_path: Path) -> None:
     made = make(tmp_path / "a")
     parents = {"up": "0" * 64}
-    assert reuse(tmp_path / "none", "thing", {"a": 1}, parents) is None
-    found = reuse(tmp_path / "a", "thing", {"a": 1}, parents)
+    assert load_if_same(tmp_path / "none", "thing", {"a": 1}, parents) is None
+    found = load_if_same(tmp_path / "a", "thing", {"a": 1}, parents)
     assert found is not None
     assert found.digest == made.digest
     with pytest.raises(UserError, match=r"other settings \(a: 1 -> 2\)"):
-        reuse(tmp_path / "a", "thing", {"a": 2}, parents)
+        load_if_same(tmp_path / "a", "thing", {"a": 2}, parents)
     with pytest.raises(UserError, match="parent up"):
-        reuse(tmp_path / "a", "thing", {"a": 1}, {"up": "1" * 64})
+        load_if_same(tmp_path / "a", "thing", {"a": 1}, {"up": "1" * 64})
     with pytest.raises(UserError, match="holds a thing artifact"):
-        reuse(tmp_path / "a", "data", {"a": 1}, parents)
+        load_if_same(tmp_path / "a", "data", {"a": 1}, parents)
 
 
 def test_an_artifact_is_never_rewritten(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_seal_makes_a_working_folder_an_artifact(tmp_path: Path) -> None:
     (tmp_path / "state" / "checkpoint").write_bytes(b"x")
     (tmp_path / "model").write_bytes(b"weights")
     (tmp_path / "nohup.out").write_bytes(b"what the shell left here")
-    sealed = seal(tmp_path, ["model"], "expert", config={}, parents={}, licence=None)
+    sealed = finalize(tmp_path, ["model"], "expert", config={}, parents={}, license=None)
     assert sealed.names() == ["model"]
     assert Artifact.open(tmp_path, "expert").digest == sealed.digest
 
@@ -303,7 +303,7 @@ real = os.replace
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 artifact.os.replace = die
-with artifact.Draft(Path(sys.argv[1]), "thing") as draft:
+with artifact.ArtifactWriter(Path(sys.argv[1]), "thing") as draft:
     (draft.folder / "x").write_bytes(b"x")
     draft.commit(config={})
 """
@@ -322,9 +322,9 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> Non
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from atoll.artifacts import Draft, UserError
+from atoll.artifacts import ArtifactWriter, UserError
 try:
-    with Draft(Path("small/a"), "thing") as draft:
+    with ArtifactWriter(Path("small/a"), "thing") as draft:
         (draft.folder / "x").write_bytes(bytes(1 << 20))
         draft.commit(config={{}})
 except UserError as error:

@@ -96,7 +96,7 @@ def test_an_honest_server_is_asked_once_and_nothing_is_left_of_the_question(monk
 
 
 def test_a_listing_is_never_an_old_one() -> None:
-    """s3fs keeps listings; another organiser's version must be seen all the same."""
+    """s3fs keeps listings; another organizer's version must be seen all the same."""
     with moto_bucket() as bucket:
         store = Store.at(f"{bucket}/run/ensemble")
         assert store.children() == []

@@ -11,26 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from atoll.artifacts import LOCK, STATE, Draft, find, only_one, reuse, sweep, write_atomic
+from atoll.artifacts import LOCK, STATE, ArtifactWriter, file_lock, find, load_if_same, remove_stale, write_atomic
 from atoll.artifacts.leftovers import remove_unfinished
 from atoll.artifacts.store import atomic_file
 
 # each ends its first line when what it makes is there, and waits to be killed
 BEGUN = {
     "file": 'from atoll.artifacts.store import atomic_file\nwith atomic_file(place / "a.json") as f: wait()',
-    "draft": 'from atoll.artifacts import Draft\nwith Draft(place / "a", "thing") as d: wait()',
+    "draft": 'from atoll.artifacts import ArtifactWriter\nwith ArtifactWriter(place / "a", "thing") as d: wait()',
     "resumable": (
-        'from atoll.artifacts import Draft, STATE\nwith Draft(place / "a", "thing", resumable=True) as d:\n'
+        "from atoll.artifacts import ArtifactWriter, STATE\n"
+        'with ArtifactWriter(place / "a", "thing", resumable=True) as d:\n'
         "    (d.folder / STATE).mkdir()\n    wait()"
     ),
     "at the end of a draft": (
         "import atoll.artifacts.artifact as a\n"
-        'with a.Draft(place / "a", "thing") as d:\n    a.fsync_path = lambda p: wait() if p == place else None\n'
+        'with a.ArtifactWriter(place / "a", "thing") as d:\n'
+        "    a.fsync_path = lambda p: wait() if p == place else None\n"
         "    d.commit(config={})"
     ),
     "at the end of a training": (
-        'from atoll.artifacts import only_one, seal\nwith only_one(place / "a" / "state"):\n'
-        '    seal(place / "a", [], "thing", config={}, parents={}, licence=None)\n    wait()'
+        'from atoll.artifacts import file_lock, finalize\nwith file_lock(place / "a" / "state"):\n'
+        '    finalize(place / "a", [], "thing", config={}, parents={}, license=None)\n    wait()'
     ),
 }
 HEAD = "import sys, time\nfrom pathlib import Path\nplace = Path(sys.argv[1])\n"
@@ -61,11 +63,11 @@ def test_held_it_stays_and_killed_it_goes(what: str, tmp_path: Path) -> None:
     (run / "deeper").mkdir(parents=True)
     with begun(what, run / "deeper") as process:
         before = below(run)
-        sweep(run)
+        remove_stale(run)
         assert below(run) == before, "it took what a living process holds"
         process.kill()
         process.wait()
-        sweep(run)
+        remove_stale(run)
     kept = {
         "resumable": {"deeper", "deeper/.a.partial", f"deeper/.a.partial/{LOCK}", f"deeper/.a.partial/{STATE}"},
         "at the end of a draft": {"deeper", "deeper/a", "deeper/a/manifest.json", "deeper/a/provenance.json"},
@@ -79,7 +81,7 @@ def test_who_finds_it_done_tidies_up(what: str, tmp_path: Path) -> None:
     with begun(what, tmp_path) as process:
         process.kill()
         process.wait()
-    assert reuse(tmp_path / "a", "thing", {}, {}) is not None
+    assert load_if_same(tmp_path / "a", "thing", {}, {}) is not None
     assert below(tmp_path / "a") == {"manifest.json", "provenance.json"}
 
 
@@ -94,17 +96,17 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
         (tmp_path / "run" / name).touch()
     (tmp_path / "run" / ".theirs.partial").mkdir()
     before = below(tmp_path)
-    sweep(tmp_path / "run")
+    remove_stale(tmp_path / "run")
     assert below(tmp_path) == before
 
 
 def test_a_draft_that_goes_on_leaves_no_half_written_file_in_the_artifact(tmp_path: Path) -> None:
-    with Draft(tmp_path / "a", "thing", resumable=True) as draft:
+    with ArtifactWriter(tmp_path / "a", "thing", resumable=True) as draft:
         (draft.folder / "shards").mkdir()
         for name in (".0.bin.0123abcd.tmp", ".tmpAbC123", "0.bin"):
             (draft.folder / "shards" / name).write_bytes(b"x")
         draft._committed = True  # as if killed: nothing is cleared
-    with Draft(tmp_path / "a", "thing", resumable=True) as draft:
+    with ArtifactWriter(tmp_path / "a", "thing", resumable=True) as draft:
         made = draft.commit(config={})
     assert made.names() == ["shards/0.bin"]
     assert below(tmp_path) == {"a", "a/manifest.json", "a/provenance.json", "a/shards", "a/shards/0.bin"}
@@ -142,7 +144,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lock_can_be_had_again(tmp_path: Path) -> None:
-    with only_one(tmp_path / "a"):
+    with file_lock(tmp_path / "a"):
         pass
-    with only_one(tmp_path / "a"):
+    with file_lock(tmp_path / "a"):
         assert find(tmp_path / "a") is None

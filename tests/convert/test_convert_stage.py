@@ -26,7 +26,7 @@ from atoll.convert.expert import Target, convert, own_spaces
 from atoll.convert.export import export
 from atoll.convert.source import Form, read_source
 from atoll.convert.warm_start import matched_time
-from atoll.data.space import LatentSpace, TextSpace
+from atoll.data.space import LatentConfig, TextConfig
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, ShardRef
 from atoll.models.dit import DiTConfig
@@ -50,7 +50,7 @@ def save(folder: Path, form: Form) -> Path:
 
 
 def run(folder: Path, form: Form, out: str = "expert", target: Target | None = None):  # type: ignore[no-untyped-def]
-    source = read_source(save(folder, form), form, heads=2, licence="MIT" if form == "diffusers" else None)
+    source = read_source(save(folder, form), form, heads=2, license="MIT" if form == "diffusers" else None)
     config = source.config if target is None else target.architecture
     latent, text = own_spaces(source, config, autoencoder=None, latent_scale=None, text_encoder="t5:tiny")
     return convert(source, folder / out, latent=latent, text=text, target=target)
@@ -91,8 +91,8 @@ def test_every_form_becomes_an_expert(tmp_path: Path, form: Form) -> None:
     kind = Kind.VELOCITY if form == "sit" else Kind.EPSILON
     assert (expert.card.kind, expert.card.architecture.time_scale) == (kind, 1.0 if form == "sit" else 999.0)
     assert expert.card.latent.std == pytest.approx((1 / 0.18215,) * 4)
-    licences = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0", "diffusers": "MIT"}
-    assert Artifact.open(tmp_path / "expert").manifest.licence == licences[form]
+    licenses = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0", "diffusers": "MIT"}
+    assert Artifact.open(tmp_path / "expert").manifest.license == licenses[form]
     stored = json.loads((tmp_path / "expert" / "conversion.json").read_bytes())["keys"]
     assert stored == json.loads(json.dumps(done.report.as_json()))
     keys = [entry["key"] for entry in stored if entry["key"]]
@@ -124,7 +124,7 @@ def test_a_warm_start_says_what_it_came_from(tmp_path: Path) -> None:
     assert card.origin is not None
     assert "warm start" in card.origin
     assert "non-commercial" in card.origin
-    assert card.licence == "CC-BY-NC-4.0"
+    assert card.license == "CC-BY-NC-4.0"
 
 
 def test_a_bridged_warm_start_keeps_schedule_kind_and_final_layer(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_diffusers_loads_what_we_export(tmp_path: Path) -> None:
 
 def test_a_diffusers_pixart_without_a_null_caption_says_so(tmp_path: Path) -> None:
     save_diffusers(diffusers_pixart(out_channels=4), tmp_path / "theirs")
-    source = read_source(tmp_path / "theirs", "diffusers", licence="Apache-2.0")
+    source = read_source(tmp_path / "theirs", "diffusers", license="Apache-2.0")
     latent, text = own_spaces(source, source.config, autoencoder=None, latent_scale=None, text_encoder="t5:tiny")
     done = convert(source, tmp_path / "expert", latent=latent, text=text)
     entry = next(e for e in done.report.entries if e.key == "conditioning.null_text")
@@ -246,8 +246,8 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
         clusters=8,
         data="0" * 64,
         partition="1" * 64,
-        latent=LatentSpace(autoencoder="pixels", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(1.0,) * 4),
-        text=TextSpace(encoder="words", kind="words", length=2, width=None, vocabulary=("a", "cat")),
+        latent=LatentConfig(autoencoder="pixels", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(1.0,) * 4),
+        text=TextConfig(encoder="words", kind="words", length=2, width=None, vocabulary=("a", "cat")),
         shards=(ShardRef(path="x.safetensors", sha256="2" * 64, split="train"),),
         architecture=DiTConfig(
             latent=(4, SIDE, SIDE), patch=2, width=32, depth=3, heads=2, condition="words", vocabulary=2

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from atoll.convert.expert import convert, own_spaces
 from atoll.convert.source import read_source
-from atoll.data.space import LatentSpace, TextSpace
+from atoll.data.space import LatentConfig, TextConfig
 from atoll.ensemble.mixture import Mixture
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
 from atoll.process import EDM, AnySchedule, Condition, CosineVP, Kind, LinearFlow
 
-LATENT = LatentSpace(autoencoder="stabilityai/sd-vae-ft-ema", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(5.49,) * 4)
-WORDS = TextSpace(encoder="words", kind="words", length=3, width=None, vocabulary=("a", "b", "c"))
+LATENT = LatentConfig(autoencoder="stabilityai/sd-vae-ft-ema", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(5.49,) * 4)
+WORDS = TextConfig(encoder="words", kind="words", length=3, width=None, vocabulary=("a", "b", "c"))
 
 
-def native(folder: Path, config: DiTConfig, schedule: AnySchedule, kind: Kind, text: TextSpace | None) -> Path:
+def native(folder: Path, config: DiTConfig, schedule: AnySchedule, kind: Kind, text: TextConfig | None) -> Path:
     network = DiT(config)
     randomize(network, seed=config.width)
     card = ExpertCard(architecture=config, schedule=schedule, kind=kind, latent=LATENT, text=text, images=0)

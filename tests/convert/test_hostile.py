@@ -38,7 +38,7 @@ class Trap:
 def refuse(path: Path, form: Form = "dit") -> str:
     """The one line with which a file is refused."""
     with pytest.raises(UserError) as caught:
-        read_source(path, form, heads=2, licence="MIT")
+        read_source(path, form, heads=2, license="MIT")
     line = str(caught.value)
     assert "\n" not in line
     assert len(line) < 600
@@ -180,12 +180,12 @@ def test_a_1024_px_pixart_is_refused(tmp_path: Path) -> None:
     assert "image size and aspect" in refuse(folder, "diffusers")
 
 
-def test_a_folder_without_a_licence_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_license_is_refused(tmp_path: Path) -> None:
     folder = save_diffusers(diffusers_dit(), tmp_path / "model")
-    with pytest.raises(UserError, match="--licence"):
+    with pytest.raises(UserError, match="--license"):
         read_source(folder, "diffusers")
     (folder / "README.md").write_text("---\nlicense: openrail++\n---\n")
-    assert read_source(folder, "diffusers").licence == "openrail++"
+    assert read_source(folder, "diffusers").license == "openrail++"
 
 
 @pytest.mark.parametrize("name", ["dit.pt", "dit.safetensors", "pixart.pth"])
@@ -212,7 +212,7 @@ def test_fuzzed_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
             del data[chance.randrange(len(data)) :]
         path.write_bytes(bytes(data))
         try:
-            source = read_source(path, form, heads=2, licence="MIT")
+            source = read_source(path, form, heads=2, license="MIT")
         except UserError as error:
             refused += str(error).count("\n") == 0
         else:

@@ -44,7 +44,7 @@ def labels() -> Tensor:
 @pytest.mark.parametrize("patch", [1, 2, 4])
 def test_diffusers_dit_in(tmp_path: Path, x: Tensor, labels: Tensor, patch: int) -> None:
     theirs = diffusers_dit(patch_size=patch)
-    source = read_source(save_diffusers(theirs, tmp_path), "diffusers", licence="MIT")
+    source = read_source(save_diffusers(theirs, tmp_path), "diffusers", license="MIT")
     ours = network(source.config, source.imported.weights)
     expected = theirs(x, timestep=STEPS, class_labels=labels).sample
     condition = Condition(labels=labels, dropped=labels == CLASSES)
@@ -75,7 +75,7 @@ def text() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("interpolation_scale", [None, 2])
 def test_diffusers_pixart_in(tmp_path: Path, x: Tensor, interpolation_scale: int | None) -> None:
     theirs = diffusers_pixart(interpolation_scale=interpolation_scale)
-    source = read_source(save_diffusers(theirs, tmp_path), "diffusers", licence="MIT")
+    source = read_source(save_diffusers(theirs, tmp_path), "diffusers", license="MIT")
     tokens, mask = text()
     # a diffusers folder holds no null caption, which also says how long captions are
     weights = dict(source.imported.weights, **{"conditioning.null_text": torch.zeros(120, 24)})
@@ -167,13 +167,13 @@ def test_every_layout_is_a_bijection(layout: Layout) -> None:
 def test_folders_of_older_diffusers_read_the_same(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
     """They call both networks Transformer2DModel and keep the weights in a .bin file."""
     folder = save_diffusers(make(), tmp_path / "new")
-    new = read_source(folder, "diffusers", licence="MIT")
+    new = read_source(folder, "diffusers", license="MIT")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"_class_name": "Transformer2DModel"}))
     weights = folder / "diffusion_pytorch_model.safetensors"
     torch.save(load_file(weights), weights.with_suffix(".bin"))
     weights.unlink()
-    old = read_source(folder, "diffusers", licence="MIT")
+    old = read_source(folder, "diffusers", license="MIT")
     assert old.config == new.config
     assert all(torch.equal(old.imported.weights[k], v) for k, v in new.imported.weights.items())
 
@@ -181,7 +181,7 @@ def test_folders_of_older_diffusers_read_the_same(tmp_path: Path, make) -> None:
 def test_untied_embedders_are_refused(tmp_path: Path) -> None:
     save_diffusers(diffusers_dit(tied=False), tmp_path)
     with pytest.raises(UserError, match="share one time and label embedder"):
-        read_source(tmp_path, "diffusers", licence="MIT")
+        read_source(tmp_path, "diffusers", license="MIT")
 
 
 def random_network(config: DiTConfig):  # type: ignore[no-untyped-def]

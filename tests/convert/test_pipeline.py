@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import atoll
-from atoll.artifacts import Artifact, Store, UserError, seal
+from atoll.artifacts import Artifact, Store, UserError, finalize
 from atoll.cli import main
 from atoll.convert.about import about_model
 from atoll.convert.bundle import bundle, load
 from atoll.convert.model_card import model_card
 from atoll.convert.release import export_pipeline, to_pipeline
-from atoll.data.space import LatentSpace, TextSpace
+from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.placing import Alone, Placed, Placement, load_alone, open_expert
@@ -100,8 +100,8 @@ def label_expert(place: Path, config: DiTConfig | None = None, **card: Any) -> P
     generator = torch.Generator().manual_seed(0)
     shapes = {name: value.shape for name, value in DiT(config).state_dict().items()}
     weights = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    latent = LatentSpace(autoencoder="pixels", shape=config.latent, mean=(0.1,), std=(0.5,))
-    settings = {"schedule": DDPMBetas("linear"), "kind": Kind.EPSILON, "latent": latent, "licence": "MIT"} | card
+    latent = LatentConfig(autoencoder="pixels", shape=config.latent, mean=(0.1,), std=(0.5,))
+    settings = {"schedule": DDPMBetas("linear"), "kind": Kind.EPSILON, "latent": latent, "license": "MIT"} | card
     write_expert(place, weights, ExpertCard(architecture=config, images=5, **settings), [], {})
     return place
 
@@ -492,11 +492,11 @@ def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(tiny_demo: Path
 # ---- other components
 
 
-def wrapped(autoencoder: str, text: TextSpace | None, side: int, tmp_path: Path) -> Alone:
+def wrapped(autoencoder: str, text: TextConfig | None, side: int, tmp_path: Path) -> Alone:
     """A random expert for some autoencoder and text encoder."""
     found = load_autoencoder(autoencoder)
     shape = found.latent_shape(3, side)
-    latent = LatentSpace(autoencoder=found.id, shape=shape, mean=(0.1,) * shape[0], std=(0.7,) * shape[0])
+    latent = LatentConfig(autoencoder=found.id, shape=shape, mean=(0.1,) * shape[0], std=(0.7,) * shape[0])
     reads: dict[str, Any] = {}
     if text is not None:
         reads = {"condition": text.kind, "text_width": text.width}
@@ -585,7 +585,7 @@ def test_every_architecture_we_train_can_be_exported(name: str, condition: Any) 
     }[condition]  # fmt: skip
     network = recipe(name).network.model_dump()
     config = DiTConfig(latent=(4, 32, 32), condition=condition, **reads, **network)
-    latent = LatentSpace(autoencoder="pixels", shape=(4, 32, 32), mean=(0.0,) * 4, std=(1.0,) * 4)
+    latent = LatentConfig(autoencoder="pixels", shape=(4, 32, 32), mean=(0.0,) * 4, std=(1.0,) * 4)
     card = ExpertCard(architecture=config, schedule=CosineVP(), kind=Kind.EPSILON, latent=latent, images=0)
     with as_shapes():
         ours = DiT(config).state_dict()
@@ -613,7 +613,7 @@ def test_the_card_says_what_the_run_says(tiny_demo: Path, demo: Model, tmp_path:
     assert len(found["images"]) == 4, "the snippet works"
 
 
-def test_contributors_are_named_as_the_organiser_named_them(demo: Model, tiny_demo: Path, tmp_path: Path) -> None:
+def test_contributors_are_named_as_the_organizer_named_them(demo: Model, tiny_demo: Path, tmp_path: Path) -> None:
     """By the order that an expert was trained for, whichever of the model's plans it is in."""
     for name in ("data", "partition", "evaluation.json"):
         (tmp_path / name).symlink_to(tiny_demo / name)
@@ -621,7 +621,7 @@ def test_contributors_are_named_as_the_organiser_named_them(demo: Model, tiny_de
     (tmp_path / "plan" / "manifest.json").unlink()
     islands = [{"cluster": 2, "island": "lab-7"}, {"cluster": 5, "island": "anna"}]
     files = sorted(file.name for file in (tmp_path / "plan").glob("0*.json"))
-    seal(tmp_path / "plan", files, "orders", config={"islands": islands}, parents={}, licence=None)
+    finalize(tmp_path / "plan", files, "orders", config={"islands": islands}, parents={}, license=None)
     assert isinstance(demo.body, Ensemble)
     plan = reference_to(Store.at(tmp_path), Artifact.open(tmp_path / "plan", "orders"))
     version = demo.body.version.model_copy(update={"orders": (*demo.body.version.orders, plan)})
@@ -642,7 +642,7 @@ def test_contributors_are_named_as_the_organiser_named_them(demo: Model, tiny_de
 def test_a_strangers_words_stay_words(tmp_path: Path) -> None:
     evil = "MIT\n---\n# Owned <script>alert(1)</script> [click](http://evil.example) ![x](y) `code` | www.evil.example"
     evil += " \x1b[31m"
-    place = label_expert(tmp_path / "expert", licence=evil, origin=evil * 20)
+    place = label_expert(tmp_path / "expert", license=evil, origin=evil * 20)
     main(["export", str(place), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.count("\n---\n") == 1

@@ -83,12 +83,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def blocks(place: Path) -> str:
-    """Images of 16 random colours: no two alike, and small as PNG, so that latents are most of what is written."""
+    """Images of 16 random colors: no two alike, and small as PNG, so that latents are most of what is written."""
     place.mkdir()
     numbers = np.random.default_rng(0)
     for i in range(IMAGES):
-        colours = numbers.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-        Image.fromarray(colours.repeat(SIZE // 4, 0).repeat(SIZE // 4, 1)).save(place / f"{i}.png")
+        colors = numbers.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(colors.repeat(SIZE // 4, 0).repeat(SIZE // 4, 1)).save(place / f"{i}.png")
     return str(place)
 
 
@@ -137,7 +137,7 @@ def hops(
     def times(stage: str, *, from_file: bool) -> int:
         hashed = [entry.content for entry in seen[stage]["hashed"] if entry.from_file == from_file]
         most = max(sum(content.count(latent) for content in hashed) for latent in latents)
-        # latents not normalised yet are other bytes, but no fewer: they would show here
+        # latents not normalized yet are other bytes, but no fewer: they would show here
         assert sum(map(len, hashed)) < (most + 0.5) * volume, stage
         return most
 
@@ -148,7 +148,7 @@ def hops(
     return {stage: of(stage) for stage in STAGES}
 
 
-# written: as the encoder gives them, normalised, and into a cluster;
+# written: as the encoder gives them, normalized, and into a cluster;
 # hashed: as they are written, and when a process first reads what it did not write
 PREPARE, PARTITION, ISLAND = Hops(2, 1, 0), Hops(1, 2, 1), Hops(0, 1, 1)
 MIXED = "1ddpm:1flow"  # dealt by how much detail the latents have; where all learn by flow, nobody looks

@@ -107,7 +107,7 @@ def test_transparent_is_laid_on_white() -> None:
     assert (pixels(encoded(clear, "PNG"), 40) == 255).all()
 
 
-def test_cmyk_keeps_its_colours() -> None:
+def test_cmyk_keeps_its_colors() -> None:
     array = picture(3, 40, 40)
     back = pixels(encoded(Image.fromarray(array).convert("CMYK"), "TIFF"), 40)
     assert abs(back - array.transpose(2, 0, 1)).max() <= 1
@@ -118,7 +118,7 @@ def test_resizing_takes_the_middle_and_does_not_alias() -> None:
     board = (np.indices((256, 512)).sum(0) % 2 * 255).astype(np.uint8)
     middle = pixels(encoded(np.dstack([board] * 3), "PNG"), 32)
     assert abs(middle[:, 4:-4, 4:-4] - 127.5).max() < 3
-    # the middle square of three colours side by side is the middle one
+    # the middle square of three colors side by side is the middle one
     stripes = np.zeros((40, 120, 3), np.uint8)
     for third in range(3):
         stripes[:, 40 * third : 40 * third + 40, third] = 255

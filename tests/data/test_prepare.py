@@ -20,7 +20,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from atoll.artifacts import Artifact, UserError, link, only_one
+from atoll.artifacts import Artifact, UserError, file_lock, link
 from atoll.cli import main
 from atoll.data import encode, merge
 from atoll.data.engine import Local
@@ -29,7 +29,7 @@ from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
 from atoll.data.shards import ShardSet
 from atoll.data.sources import SourceConfig
-from atoll.data.space import LatentSpace, TextSpace
+from atoll.data.space import LatentConfig, TextConfig
 from atoll.models.autoencoders import Pixels
 from atoll.models.feature_extractors import PixelFeatures
 from atoll.planning.recipes import Network
@@ -54,7 +54,7 @@ def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
     data = prepare("digits", tmp_path / "data")
     index, samples = Index.of(data), samples_of(data)
     everything = torch.arange(len(samples))
-    space = LatentSpace.model_validate(data.config["latent"])
+    space = LatentConfig.model_validate(data.config["latent"])
     images = Pixels().decode(space.restore(samples.latents(everything)))
     real, labels = load_digits(return_X_y=True)
     ours = {
@@ -64,7 +64,7 @@ def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
     assert ours == {(tuple(image.astype(int)), label) for image, label in zip(real, labels.tolist(), strict=True)}
     names = data.config["source"]["classes"]
     assert all(c == [f"a handwritten {names[k]}"] for c, k in zip(index.captions, index.labels.tolist(), strict=True))
-    # normalised over the training split, in id order, every split there
+    # normalized over the training split, in id order, every split there
     train = samples.latents(torch.from_numpy(index.rows("train")))
     assert abs(float(train.mean())) < 1e-5
     assert abs(float(train.double().std(correction=0)) - 1.0) < 1e-5
@@ -203,7 +203,7 @@ prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shar
         ("data.merge", "merge", 2),  # six chunks become three, and those two
         ("data.merge", "merge", 4),
         ("data.prepare", "encode", 9),
-        ("data.prepare", "normalise", 1),
+        ("data.prepare", "normalize", 1),
         ("data.prepare", "write_index", 0),
         ("artifacts.artifact", "describe", 0),  # in the commit, where every file is hashed
     ],
@@ -269,7 +269,7 @@ def test_a_place_that_is_taken_is_refused_before_the_work(tmp_path: Path) -> Non
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", pictures(5))
-    with only_one(tmp_path / ".data.partial"), pytest.raises(UserError, match="another process is working here"):
+    with file_lock(tmp_path / ".data.partial"), pytest.raises(UserError, match="another process is working here"):
         prepare(source, tmp_path / "data", CONFIG)
     prepare(source, tmp_path / "data", CONFIG)
 
@@ -490,7 +490,7 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
     assert new.ids[:100] == Index.of(early).ids
     where = {identity: row for row, identity in enumerate(new.ids)}
     rows = torch.tensor([where[identity] for identity in old.ids])
-    spaces = [LatentSpace.model_validate(data.config["latent"]) for data in (alone, both)]
+    spaces = [LatentConfig.model_validate(data.config["latent"]) for data in (alone, both)]
     images = [
         Pixels().decode(space.restore(samples_of(data).latents(r)))
         for space, data, r in ((spaces[0], alone, torch.arange(150)), (spaces[1], both, rows))
@@ -592,7 +592,7 @@ def test_text_may_wait_for_training(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", pictures(100))
     cached = prepare(source, tmp_path / "cached", CONFIG)
     online = prepare(source, tmp_path / "online", CONFIG.model_copy(update={"text": "online"}))
-    space = TextSpace.model_validate(online.config["text"])
+    space = TextConfig.model_validate(online.config["text"])
     shards = [online.file(name) for name in online.names("shards/")]
     rows = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     a = samples_of(cached).condition(rows, torch.rand(100))
@@ -615,7 +615,7 @@ def test_pretrained_text_may_wait_too(tmp_path: Path) -> None:
         config = CONFIG.model_copy(update={"text_encoder": "minilm", "text": text})
         data = prepare(source, tmp_path / text, config)
         shards = [data.file(name) for name in data.names("shards/")]
-        samples = ShardSet(shards, TextSpace.model_validate(data.config["text"]))
+        samples = ShardSet(shards, TextConfig.model_validate(data.config["text"]))
         conditions.append(samples.condition(torch.arange(31), torch.zeros(31)))
     cached, online = conditions
     assert cached is not None

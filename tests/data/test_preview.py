@@ -16,8 +16,8 @@ from torch import Tensor
 
 from atoll.data.encode import latent_space, moments
 from atoll.data.prepare import prepare
-from atoll.data.preview import colour_sums, fitted, shrunk
-from atoll.data.space import LatentSpace, PreviewMap
+from atoll.data.preview import color_sums, fitted, shrunk
+from atoll.data.space import LatentConfig, PreviewMap
 from atoll.models.autoencoders import load_autoencoder
 from image_forms import CONFIG, folder, pictures, samples_of
 
@@ -26,7 +26,7 @@ MAP = PreviewMap(weights=((1.0, 0.0, 0.5, 0.0),) * 3, bias=(0.1, 0.0, -0.1))
 
 
 def known(count: int, seed: int) -> tuple[Tensor, Tensor, PreviewMap]:
-    """Latents of uneven scale and small images that are a linear map of them, normalised."""
+    """Latents of uneven scale and small images that are a linear map of them, normalized."""
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(count, 4, 8, 8, generator=g)
     weights, bias = torch.randn(3, 4, generator=g), torch.randn(3, generator=g)
@@ -36,9 +36,9 @@ def known(count: int, seed: int) -> tuple[Tensor, Tensor, PreviewMap]:
 
 def test_a_linear_map_is_found_whatever_the_latents_scale_and_however_they_are_cut() -> None:
     z, small, truth = known(40, seed=0)
-    space = LatentSpace(autoencoder="x", shape=(4, 8, 8), mean=(5.0, -3.0, 0.0, 100.0), std=(0.01, 7.0, 1.0, 2.0))
+    space = LatentConfig(autoencoder="x", shape=(4, 8, 8), mean=(5.0, -3.0, 0.0, 100.0), std=(0.01, 7.0, 1.0, 2.0))
     latents = space.restore(z.double())
-    pieces = [colour_sums(latents[a:b], small[a:b]) for a, b in ((0, 1), (1, 17), (17, 17), (17, 40))]
+    pieces = [color_sums(latents[a:b], small[a:b]) for a, b in ((0, 1), (1, 17), (17, 17), (17, 40))]
     found = fitted(pieces, space.mean, space.std)
     assert found is not None
     torch.testing.assert_close(torch.tensor(found.weights), torch.tensor(truth.weights), rtol=0, atol=1e-4)
@@ -50,7 +50,7 @@ def test_it_is_the_best_of_all_linear_maps() -> None:
     """Where no map is exact, the error has nothing left in it that a latent or a constant could explain."""
     z, small, _ = known(40, seed=1)
     small = small + 0.3 * small.square() + torch.randn(small.shape, generator=torch.Generator().manual_seed(2))
-    found = fitted([colour_sums(z, small)], (0.0,) * 4, (1.0,) * 4)
+    found = fitted([color_sums(z, small)], (0.0,) * 4, (1.0,) * 4)
     assert found is not None
     error = (small - found(z)).transpose(0, 1).flatten(1)
     assert error.mean(1).abs().max() < 1e-4
@@ -60,13 +60,13 @@ def test_it_is_the_best_of_all_linear_maps() -> None:
 def test_a_channel_that_never_changes_says_nothing() -> None:
     z, small, _ = known(40, seed=3)
     z[:, 2] = 0.0
-    found = fitted([colour_sums(z, small)], (0.0,) * 4, (1.0,) * 4)
+    found = fitted([color_sums(z, small)], (0.0,) * 4, (1.0,) * 4)
     assert found is not None
     assert [row[2] for row in found.weights] == [0.0] * 3
 
 
 def test_nothing_to_fit_on_is_no_map() -> None:
-    nothing = colour_sums(torch.zeros(0, 4, 8, 8), torch.zeros(0, 3, 8, 8))
+    nothing = color_sums(torch.zeros(0, 4, 8, 8), torch.zeros(0, 3, 8, 8))
     assert fitted([nothing], (0.0,), (1.0,)) is None
     assert fitted([], (0.0,), (1.0,)) is None
     old_pieces = [{**moments(torch.randn(5, 4, 8, 8))}]  # encoded before there was a map
@@ -79,7 +79,7 @@ def test_prepared_pixels_have_the_map_that_gives_them_back(source: str, tmp_path
         data = prepare("digits", tmp_path / "data")
     else:
         data = prepare(folder(tmp_path / "source", pictures(40)), tmp_path / "data", CONFIG)
-    space = LatentSpace.model_validate(data.config["latent"])
+    space = LatentConfig.model_validate(data.config["latent"])
     latents = samples_of(data).latents(torch.arange(30))
     decoded = (space.restore(latents) + 1.0) * 127.5
     assert (space.previews(latents).float() - decoded).abs().max() <= 1.0
@@ -87,18 +87,18 @@ def test_prepared_pixels_have_the_map_that_gives_them_back(source: str, tmp_path
 
 def test_a_space_without_a_map_is_written_as_before() -> None:
     """Orders, experts and ensembles made before there was one keep their digests."""
-    space = LatentSpace.model_validate(OLD)
+    space = LatentConfig.model_validate(OLD)
     assert space.model_dump(mode="json") == OLD
     assert json.loads(space.model_dump_json()) == OLD
 
 
 def test_a_map_is_no_part_of_what_latents_mean() -> None:
-    old = LatentSpace.model_validate(OLD)
+    old = LatentConfig.model_validate(OLD)
     new = old.model_copy(update={"preview": MAP})
     assert old == new
     assert hash(old) == hash(new)
     assert old != new.model_copy(update={"mean": (1.0,) * 4})
-    again = LatentSpace.model_validate_json(new.model_dump_json())
+    again = LatentConfig.model_validate_json(new.model_dump_json())
     assert again.preview == MAP
 
 
@@ -116,14 +116,14 @@ def test_a_map_is_no_part_of_what_latents_mean() -> None:
 )
 def test_a_map_that_does_not_fit_is_refused(preview: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        LatentSpace.model_validate({**OLD, "preview": preview})
+        LatentConfig.model_validate({**OLD, "preview": preview})
 
 
 def test_without_a_map_the_first_channels_are_shown() -> None:
-    space = LatentSpace.model_validate(OLD)
+    space = LatentConfig.model_validate(OLD)
     assert space.previews(torch.full((2, 4, 8, 8), 2.0)).unique().tolist() == [255]
     assert space.previews(torch.zeros(2, 4, 8, 8)).shape == (2, 3, 8, 8)
-    two = LatentSpace.model_validate({**OLD, "shape": [2, 8, 8], "mean": [0.0] * 2, "std": [1.0] * 2})
+    two = LatentConfig.model_validate({**OLD, "shape": [2, 8, 8], "mean": [0.0] * 2, "std": [1.0] * 2})
     assert two.previews(torch.zeros(2, 2, 8, 8)).shape == (2, 1, 8, 8)
 
 
@@ -138,7 +138,7 @@ def test_photographs_are_recognisable(shared: Path, monkeypatch: pytest.MonkeyPa
         latents = load_autoencoder("taef2").encode(images)
     small = shrunk(images, latents)
     mean, std = (f(latents.transpose(0, 1).flatten(1), dim=1) for f in (torch.mean, torch.std))
-    found = fitted([colour_sums(latents[:128], small[:128])], mean.tolist(), std.tolist())
+    found = fitted([color_sums(latents[:128], small[:128])], mean.tolist(), std.tolist())
     assert found is not None
     unseen = (latents[128:] - mean[:, None, None]) / std[:, None, None]
     left = (found(unseen) - small[128:]).square().mean() / small[128:].var()

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.artifacts import Artifact, Draft, Store, UserError, canonical_json, sha256_bytes
+from atoll.artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, sha256_bytes
 from atoll.cli import main
 from atoll.cli.distill import told_student
 from atoll.convert.model_card import teacher_lines
-from atoll.data.space import LatentSpace
+from atoll.data.space import LatentConfig
 from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share, usual_trajectories
 from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
 from atoll.distill.start import CHOSEN
 from atoll.ensemble.changes import remove_expert
 from atoll.ensemble.status import stages
 from atoll.ensemble.versions import place_of
-from atoll.islands.expert import ExpertCard, all_licences, load_expert, write_expert
+from atoll.islands.expert import ExpertCard, all_licenses, load_expert, write_expert
 from atoll.model import load
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
@@ -120,7 +120,7 @@ def test_a_students_classes_have_names(tmp_path: Path) -> None:
         architecture=network,
         schedule=LinearFlow(),
         kind=Kind.VELOCITY,
-        latent=LatentSpace(autoencoder="pixels", shape=(1, 4, 4), mean=(0.0,), std=(1.0,)),
+        latent=LatentConfig(autoencoder="pixels", shape=(1, 4, 4), mean=(0.0,), std=(1.0,)),
         images=0,
         class_names=("cat", "dog", "owl"),
     )
@@ -137,7 +137,7 @@ def test_status_knows_students(teachers: Teachers, tiny_demo: Path, tmp_path: Pa
     shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("islands", "samples"))
     distill(Store.at(run), run / "distilled", tiny_plan(teachers), resources=Resources("cpu"))
     (alone,) = stages(Store.at(run / "distilled"))
-    assert alone.what.endswith("a student of 8 experts, licence not said")
+    assert alone.what.endswith("a student of 8 experts, license not said")
     beside = {stage.name: stage for stage in stages(Store.at(run))}["distilled"]
     assert (beside.digest, beside.next) == (alone.digest, "")
     remove_expert(Store.at(run), 0)
@@ -221,7 +221,7 @@ def test_as_many_trajectories_are_shuffled_as_memory_takes(
 def test_whatever_lies_in_the_place_of_a_student_is_refused_in_a_line(
     record: bytes, teachers: Teachers, tmp_path: Path
 ) -> None:
-    with Draft(tmp_path / "student", "expert") as draft:
+    with ArtifactWriter(tmp_path / "student", "expert") as draft:
         (draft.folder / "distillation.json").write_bytes(record)
         draft.commit(config={}, parents={"plan": "0" * 64})
     with pytest.raises(UserError, match="already holds an artifact of another plan"):
@@ -415,25 +415,25 @@ def test_a_run_that_lacks_something(
     assert not (tmp_path / "student").exists()
 
 
-def test_every_licence_is_named_once() -> None:
-    assert all_licences(["MIT", None, "CC-BY-4.0", "MIT"]) == "MIT AND CC-BY-4.0"
-    assert all_licences([None, ""]) is None
+def test_every_license_is_named_once() -> None:
+    assert all_licenses(["MIT", None, "CC-BY-4.0", "MIT"]) == "MIT AND CC-BY-4.0"
+    assert all_licenses([None, ""]) is None
 
 
-def test_a_card_names_teachers_and_their_licences(teachers: Teachers) -> None:
-    """Experts of two people under two licences: both are the student's, and stand in the card people read."""
+def test_a_card_names_teachers_and_their_licenses(teachers: Teachers) -> None:
+    """Experts of two people under two licenses: both are the student's, and stand in the card people read."""
     said = {0: "MIT", 1: "CC-BY-4.0", 2: "MIT"}
     experts = {
-        k: replace(expert, card=expert.card.model_copy(update={"licence": said.get(k)}))
+        k: replace(expert, card=expert.card.model_copy(update={"license": said.get(k)}))
         for k, expert in teachers.experts.items()
     }
     card = replace(teachers, experts=experts).card(tiny_plan(teachers), None)
-    assert card.licence == "MIT AND CC-BY-4.0"
-    assert [(teacher.cluster, teacher.licence) for teacher in card.teachers[:3]] == list(said.items())
+    assert card.license == "MIT AND CC-BY-4.0"
+    assert [(teacher.cluster, teacher.license) for teacher in card.teachers[:3]] == list(said.items())
     about = {"components": ["expert_00"], "experts": [{"teachers": [t.model_dump() for t in card.teachers]}]}
     lines = teacher_lines(about)
-    assert f"- cluster 1: `{experts[1].digest}`, licence CC-BY-4.0" in lines
-    assert f"- cluster 3: `{experts[3].digest}`, licence not said" in lines
+    assert f"- cluster 1: `{experts[1].digest}`, license CC-BY-4.0" in lines
+    assert f"- cluster 3: `{experts[3].digest}`, license not said" in lines
 
 
 def test_cards_without_teachers_are_as_they_were(teachers: Teachers) -> None:

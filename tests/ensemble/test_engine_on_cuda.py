@@ -1,4 +1,4 @@
-"""Experts on a real GPU: what a CPU cannot show of graphs, streams and copies. Needs no organiser's packages."""
+"""Experts on a real GPU: what a CPU cannot show of graphs, streams and copies. Needs no organizer's packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many organisers at once, in real processes: on a disk and on an S3 server nothing is lost, or it is refused."""
+"""Many organizers at once, in real processes: on a disk and on an S3 server nothing is lost, or it is refused."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_many_processes_on_s3_lose_nothing(processes: int, rounds: int, planned:
 def test_a_store_that_ignores_conditions_is_refused_with_the_reason(
     planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """rclone's server lets everybody create the same file: two organisers would undo each other there."""
+    """rclone's server lets everybody create the same file: two organizers would undo each other there."""
     with rclone_bucket(tmp_path / "s3") as bucket:
         upload(begun_run(planned, tmp_path / "run"), f"{bucket}/run")
         run = Store.at(f"{bucket}/run")
         before = {path: path.read_bytes() for path in (tmp_path / "s3").rglob("*") if path.is_file()}
         with pytest.raises(UserError, match="let the same file be created twice") as caught:
             put(run, "orders-2", 0)
-        assert "two organisers at once would undo each other" in str(caught.value)
+        assert "two organizers at once would undo each other" in str(caught.value)
         assert "\n" not in str(caught.value)
         with pytest.raises(SystemExit) as exit_:
             main(["ensemble", f"{bucket}/run", "--route", "top-1"])

@@ -65,7 +65,7 @@ def test_the_experts_of_the_rule_and_their_shares(route: Route, rule: Callable, 
 
 
 @pytest.mark.parametrize("route", [Full(), TopK(2), Threshold(0.2), Nucleus(0.9)], ids=repr)
-def test_weights_need_not_be_normalised(route: Route) -> None:
+def test_weights_need_not_be_normalized(route: Route) -> None:
     torch.testing.assert_close(route(7.0 * router_weights(), times()), route(router_weights(), times()))
 
 

@@ -83,11 +83,11 @@ def test_a_mistake_is_one_line_with_what_is_possible(
 
 
 def test_a_strangers_words_reach_the_terminal_as_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A licence is free text from a card; here the card has gone, so that nothing contradicts it."""
+    """A license is free text from a card; here the card has gone, so that nothing contradicts it."""
     store = Store.at(run)
     member = open_ensemble(store).serving[0]
     shutil.rmtree(run / member.path)
-    forged = member.model_copy(update={"licence": "[red]\x1b[2Jadmitted\nall[/nope]"})
+    forged = member.model_copy(update={"license": "[red]\x1b[2Jadmitted\nall[/nope]"})
     change_ensemble(store, lambda now: begun(store, now).with_expert(forged), "told \x1b[31m")
     shown = told(capsys, str(run))
     assert "\x1b" not in shown

@@ -306,7 +306,7 @@ def plain_reference(member: Member) -> Reference:
 LIES: dict[str, tuple[Callable[[Version], dict[str, Any]], str]] = {
     "clusters swapped": (swapped_clusters, "cluster of expert .*: 0, its card says 1"),
     "another objective": (first_expert(objective="x0 on edm"), "objective of expert 00-.*its card says 'epsilon on"),
-    "another licence": (first_expert(licence="CC0-1.0"), "licence of expert 00-.*'CC0-1.0', its card says None"),
+    "another license": (first_expert(license="CC0-1.0"), "license of expert 00-.*'CC0-1.0', its card says None"),
     "another order": (first_expert(order="0" * 64), "order of expert 00-"),
     "another expert's folder": (
         lambda v: first_expert(path=v.experts[1].path)(v),
@@ -355,7 +355,7 @@ BOUNDS: dict[str, tuple[Callable[[Version], dict[str, Any]], str]] = {
     "an unknown route": (lambda v: {"route": "best-of-all"}, "unknown route"),
     "a route that needs more": (lambda v: {"route": "oracle"}, "route 'oracle' needs"),
     "a digest that is none": (first_expert(digest="abc"), "string should match pattern"),
-    "an endless licence": (first_expert(licence="x" * 3000), "at most 2000 characters"),
+    "an endless license": (first_expert(license="x" * 3000), "at most 2000 characters"),
     "a negative error": (
         first_expert(yardsticks=Yardsticks.model_construct(inside=-1.0, outside=None, gaussian=1.0)),
         "greater than or equal to 0",

@@ -45,7 +45,7 @@ def reseal(folder: Path) -> None:
         card = json.loads((folder / "expert.json").read_bytes())
         if isinstance(card, dict):
             manifest["config"] = card
-            manifest["licence"] = card.get("licence")
+            manifest["license"] = card.get("license")
     except (ValueError, RecursionError):
         pass
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -265,8 +265,8 @@ HOSTILE: dict[str, Attack] = {
     "own start, rho NaN": Attack(
         own_start(schedule={**EDM, "rho": float("nan")}, kind="x0"), "not valid|no JSON file|no network"
     ),
-    "own start, endless origin": Attack(own_start(licence="x" * 5000), "longer than"),
-    "own start, escapes in the licence": Attack(own_start(licence=ESCAPES), "cannot be printed"),
+    "own start, endless origin": Attack(own_start(license="x" * 5000), "longer than"),
+    "own start, escapes in the license": Attack(own_start(license=ESCAPES), "cannot be printed"),
     "own start, other cluster": Attack(own_start(cluster=2), ORDER),
     # the card against the order
     "cluster -7": Attack(card(cluster=-7), ORDER),
@@ -275,8 +275,8 @@ HOSTILE: dict[str, Attack] = {
     "no images": Attack(card(images=0), ORDER),
     "1e18 images": Attack(card(images=10**18), ORDER),
     "negative images": Attack(card(images=-1), "not valid"),
-    "any licence": Attack(card(licence="do what you want"), ORDER),
-    "a licence that moves the cursor": Attack(card(licence=ESCAPES), ORDER),
+    "any license": Attack(card(license="do what you want"), ORDER),
+    "a license that moves the cursor": Attack(card(license=ESCAPES), ORDER),
     "forged origin": Attack(card(origin="Stable Diffusion"), ORDER),
     "another partition": Attack(card(partition="0" * 64), ORDER),
     "another latent mean": Attack(card(latent__mean=[0.25]), ORDER),
@@ -301,7 +301,7 @@ HOSTILE: dict[str, Attack] = {
     "parent with escapes": Attack(manifest(parents(order=ESCAPES)), "no digest"),
     "forged start": Attack(manifest(parents(start="1" * 64)), "does not say which|" + ORDER),
     "manifest config lies": Attack(manifest(lambda m: m["config"].update(cluster=2)), "says something else", False),
-    "manifest licence lies": Attack(manifest(lambda m: m.update(licence="mine")), "another licence", False),
+    "manifest license lies": Attack(manifest(lambda m: m.update(license="mine")), "another license", False),
     "kind of manifest": Attack(manifest(lambda m: m.update(kind=ESCAPES)), "expected expert"),
     "kind router": Attack(manifest(lambda m: m.update(kind="router")), "expected expert"),
     "schema version": Attack(manifest(lambda m: m.update(schema_version=99)), "schema version"),
@@ -318,7 +318,7 @@ HOSTILE: dict[str, Attack] = {
         raw_manifest(b'{"kind":"expert","config":' + b'{"a":' * 50_000), "not a valid manifest", False
     ),
     "half a character": Attack(
-        raw_manifest(b'{"kind":"expert","licence":"\\ud800"}'), "valid manifest|canonical", False
+        raw_manifest(b'{"kind":"expert","license":"\\ud800"}'), "valid manifest|canonical", False
     ),
     "NaN in the manifest": Attack(
         raw_manifest(b'{"kind":"expert","config":{"a":NaN}}'), "valid manifest|canonical|lists no", False

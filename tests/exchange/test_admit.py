@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.artifacts import Artifact, Store, UserError, seal
+from atoll.artifacts import Artifact, Store, UserError, finalize
 from atoll.ensemble.changes import register_orders
 from atoll.ensemble.versions import History, open_ensemble
 from atoll.exchange.admit import admit
@@ -45,7 +45,7 @@ def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
     order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"gaussians": gaussians})})
     (run / "orders" / "01.json").write_bytes(order.to_bytes())
     before = Artifact.open(run / "orders").manifest
-    seal(run / "orders", list(before.files), "orders", config=before.config, parents=before.parents, licence=None)
+    finalize(run / "orders", list(before.files), "orders", config=before.config, parents=before.parents, license=None)
     shutil.rmtree(run / "ensemble", ignore_errors=True)  # the model begins with these orders
     register_orders(Store.at(run), *(Artifact.open(run / name) for name in ("data", "partition", "orders")))
     return resealed(expert, tmp_path / f"for-{gaussians}", order=order.digest())
@@ -86,7 +86,7 @@ def test_a_better_expert_takes_the_place_and_the_history_stays(run: Path, expert
     assert not admit(Store.at(run), third).member.serving, "a worse one is kept, and does not serve"
     assert admit(Store.at(run), third, replace=True).already
     fourth = resealed(folder, tmp_path / "fourth", {name: 1.11 * value / 1.2 for name, value in weights.items()})
-    assert admit(Store.at(run), fourth, replace=True).member.serving, "unless the organiser wants it"
+    assert admit(Store.at(run), fourth, replace=True).member.serving, "unless the organizer wants it"
     assert second.predecessor == first.digest()
     assert second.serving[0].digest != first.serving[0].digest
     assert {(m.digest, m.serving) for m in second.experts} == {
@@ -133,8 +133,8 @@ def bad(kind: str, expert: Path, place: Path) -> Path:
         (folder / "manifest.json").unlink()
         torch.save({"weights": torch.zeros(1)}, folder / "model.safetensors")
         before = json.loads((expert / "manifest.json").read_bytes())
-        kept = {name: before[name] for name in ("config", "parents", "licence")}
-        seal(folder, EXPERT_FILES, "expert", **kept)
+        kept = {name: before[name] for name in ("config", "parents", "license")}
+        finalize(folder, EXPERT_FILES, "expert", **kept)
         return folder
     elif kind == "tampered":
         folder = resealed(expert, place)
@@ -173,7 +173,7 @@ def test_every_kind_of_bad_expert_is_refused_in_one_line(kind: str, run: Path, e
     assert open_ensemble(Store.at(run)).experts == ()
 
 
-def test_two_organisers_at_once_lose_nobody(run: Path, expert: Path, tmp_path: Path) -> None:
+def test_two_organizers_at_once_lose_nobody(run: Path, expert: Path, tmp_path: Path) -> None:
     """Eight admissions at once, one expert each: all are members, and in the history one after the other."""
     folder = loosened(run, expert, tmp_path, 100.0)
     weights = load_file(folder / "model.safetensors")

@@ -25,14 +25,14 @@ def test_from_publish_read_only_to_a_folder_that_is_sent_and_admitted(
     """Over TLS with an authority that only SSL_CERT_FILE names; and with a server that lies, one line and no expert."""
     run = shutil.copytree(tiny_demo, tmp_path / "run", ignore=shutil.ignore_patterns("samples"))
     (tmp_path / "certificates").mkdir()
-    keys = {name: new_key(tmp_path, name) for name in ("carol", "organiser")}
+    keys = {name: new_key(tmp_path, name) for name in ("carol", "organizer")}
 
     def say(*words: object, **more: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "ATOLL_CACHE": str(tmp_path / "cache")}
         command = [*ATOLL, *map(str, words)]
         return subprocess.run(command, env={**environment, **more}, capture_output=True, text=True, check=False)
 
-    published = say("publish", run, tmp_path / "www", "--read-only", "--key", keys["organiser"])
+    published = say("publish", run, tmp_path / "www", "--read-only", "--key", keys["organizer"])
     assert published.returncode == 0, published.stderr
 
     def endless(handler) -> None:  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ import torch
 
 from atoll.artifacts import Artifact, Store, UserError, find, sha256_file
 from atoll.data.shards import pack_captions, write_shard
-from atoll.data.space import TextSpace
+from atoll.data.space import TextConfig
 from atoll.exchange.fleet import fleet
 from atoll.exchange.join import JOINED, Joining, check_reader
 from atoll.exchange.leases import Lease, LeaseFile, Leases
@@ -250,8 +250,8 @@ def test_without_leases_the_folder_is_left_to_be_sent(planned: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("what", ["changed", "unsigned", "another key"])
-def test_an_order_that_is_not_the_organisers_is_not_trained(what: str, planned: Path, tmp_path: Path) -> None:
-    public, key = tmp_path / "public", new_key(tmp_path, "organiser")
+def test_an_order_that_is_not_the_organizers_is_not_trained(what: str, planned: Path, tmp_path: Path) -> None:
+    public, key = tmp_path / "public", new_key(tmp_path, "organizer")
     publish(Store.at(planned), Store.at(public), key=key)
     joining = Joining(Store.at(public), tmp_path / "mine", device="cpu")
     listed = joining.choose("00")
@@ -264,7 +264,7 @@ def test_an_order_that_is_not_the_organisers_is_not_trained(what: str, planned: 
     else:
         joining.write_joined(order=listed.digest)
         publish(Store.at(planned), Store.at(public), key=new_key(tmp_path, "mallory"))
-    with pytest.raises(UserError, match=r"is not the order|not signed by the organiser|has changed since"):
+    with pytest.raises(UserError, match=r"is not the order|not signed by the organizer|has changed since"):
         Joining(Store.at(public), tmp_path / "mine", device="cpu").run("00")
     assert not (tmp_path / "mine" / "expert").exists()
 
@@ -298,7 +298,7 @@ def test_what_an_order_only_names_is_neither_fetched_nor_loaded(
     ref = order.shards[0].model_copy(
         update={"path": "shard.safetensors", "sha256": sha256_file(tmp_path / "place" / "shard.safetensors")}
     )
-    text = TextSpace(encoder=encoder, kind="tokens", length=4, width=8)
+    text = TextConfig(encoder=encoder, kind="tokens", length=4, width=8)
     hostile = order.model_copy(update={"text": text, "shards": (ref,)})
     with pytest.raises(UserError, match="which is not on this machine, and nothing is fetched"):
         check_reader(hostile, Store.at(tmp_path / "place"))

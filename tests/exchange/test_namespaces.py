@@ -113,12 +113,12 @@ def test_three_islands_that_reach_only_the_store_make_one_model(islands: list[st
         assert not any(reaches(carol, f"10.77.{n}.1", port) for n in (1, 2)), "she has no cable at all"
 
         (tmp_path / "keys").mkdir()
-        keys = {name: new_key(tmp_path / "keys", name) for name in ("alice", "bob", "carol", "organiser")}
+        keys = {name: new_key(tmp_path / "keys", name) for name in ("alice", "bob", "carol", "organizer")}
         say(ours, "prepare", "digits[:600]", "--out", run / "data")
         say(ours, "partition", run / "data", "-k", "3")
         say(ours, "plan", run / "data", *[part for setting in TINY for part in ("--set", setting)])
-        say(ours, "publish", run, url, "--key", keys["organiser"])
-        say(ours, "publish", run, tmp_path / "stick", "--read-only", "--key", keys["organiser"])
+        say(ours, "publish", run, url, "--key", keys["organizer"])
+        say(ours, "publish", run, tmp_path / "stick", "--read-only", "--key", keys["organizer"])
         (run / "allowed_signers").write_bytes(b"".join(allowed_line(n, keys[n]) for n in ("alice", "bob", "carol")))
 
         for who, name, number in ((alice, "alice", 1), (bob, "bob", 2)):

@@ -59,7 +59,7 @@ FORBIDDEN = {
     "overwrites the card": "files.pipe_file(f'{root}/published.json', b'{}')",
     "overwrites an order": "files.pipe_file(f'{root}/orders/00.json', b'{}')",
     "adds an order": "files.pipe_file(f'{root}/orders/99.json', b'{}')",
-    "overwrites the keys": "files.pipe_file(f'{root}/organisers', b'{}')",
+    "overwrites the keys": "files.pipe_file(f'{root}/organizers', b'{}')",
     "overwrites a shard": "files.pipe_file(f'{root}/partition/clusters/00/0.safetensors', b'{}')",
     "removes an order": "files.rm_file(f'{root}/orders/00.json')",
     "removes a lease": "files.rm_file(f'{root}/leases/00-x/000001.json')",
@@ -82,12 +82,12 @@ FORBIDDEN = {
 @pytest.fixture(scope="module")
 def users() -> Iterator[dict[str, dict[str, str]]]:
     contributors = policy(URL).decode()
-    with policed_bucket({"organiser": ALL, ALICE: contributors, MALLORY: contributors}) as found:
+    with policed_bucket({"organizer": ALL, ALICE: contributors, MALLORY: contributors}) as found:
         paths = ["published.json", "orders/00.json", "allowed_signers", "partition/clusters/00/0.safetensors"]
         paths += ["leases/00-x/000001.json", "inbox/USER/00-1/manifest.json", "inbox/OTHER/00-1/manifest.json"]
         put = {path: f"files.pipe_file('bucket/flowers/{path}', b'{{}}')" for path in paths}
         put["secret"] = "files.pipe_file('bucket/secret', b'{}')"
-        assert set(tried(found["organiser"], put).values()) == {"done"}, "the organiser may write everything"
+        assert set(tried(found["organizer"], put).values()) == {"done"}, "the organizer may write everything"
         yield found
 
 
@@ -96,8 +96,8 @@ def test_contributors_may_do_what_the_policy_names_and_nothing_else(users: dict[
     allowed, forbidden = (tried(users[MALLORY], lines) for lines in (ALLOWED, FORBIDDEN))
     assert allowed == dict.fromkeys(ALLOWED, "done")
     assert {what: said for what, said in forbidden.items() if not said.startswith("PermissionError")} == {}
-    organisers = tried(users["organiser"], FORBIDDEN)
-    assert {what for what, said in organisers.items() if said != "done"} == {
+    organizers = tried(users["organizer"], FORBIDDEN)
+    assert {what for what, said in organizers.items() if said != "done"} == {
         "reads what another sent",  # removed a few lines above
         "reads what they sent",
         "finds out what is there",  # it is not there
@@ -107,9 +107,9 @@ def test_contributors_may_do_what_the_policy_names_and_nothing_else(users: dict[
 @pytest.mark.slow
 def test_a_contributor_with_that_policy_joins_from_end_to_end(planned: Path, tmp_path: Path) -> None:
     """publish, join by a key whose user is named after it, admit: nobody needs more than the policy gives."""
-    keys = {name: new_key(tmp_path, name) for name in ("alice", "organiser")}
+    keys = {name: new_key(tmp_path, name) for name in ("alice", "organizer")}
     user = fingerprint(keys["alice"])
-    with policed_bucket({"organiser": ALL, user: policy(URL).decode(), MALLORY: policy(URL).decode()}) as users:
+    with policed_bucket({"organizer": ALL, user: policy(URL).decode(), MALLORY: policy(URL).decode()}) as users:
 
         def say(who: str, *words: object) -> subprocess.CompletedProcess[str]:
             environment = {**os.environ, **users[who], "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
@@ -117,7 +117,7 @@ def test_a_contributor_with_that_policy_joins_from_end_to_end(planned: Path, tmp
             command = [*ATOLL, *map(str, words)]
             return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-        sent = say("organiser", "publish", planned, URL, "--key", keys["organiser"])
+        sent = say("organizer", "publish", planned, URL, "--key", keys["organizer"])
         assert sent.returncode == 0, sent.stderr
         join = ["join", URL, "--out", tmp_path / "mine", "--key", keys["alice"], "--device", "cpu"]
         dry = say(user, *join, "--dry-run")
@@ -131,7 +131,7 @@ def test_a_contributor_with_that_policy_joins_from_end_to_end(planned: Path, tmp
         assert "Traceback" not in wrong.stderr
         signers = tmp_path / "allowed_signers"
         signers.write_bytes(allowed_line("alice", keys["alice"]))
-        found = say("organiser", "admit", "--inbox-at", f"{URL}/inbox", "--signers", signers, "--out", planned)
+        found = say("organizer", "admit", "--inbox-at", f"{URL}/inbox", "--signers", signers, "--out", planned)
         assert "holdout error" in found.stderr or "admitted" in found.stdout, found.stderr
     assert Store.at(tmp_path / "mine" / "expert").exists()
     assert Artifact.open(tmp_path / "mine" / "expert").manifest.kind == "expert"

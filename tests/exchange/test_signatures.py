@@ -1,4 +1,4 @@
-"""Signatures by ssh-keygen itself: who may contribute, and which versions are the organiser's."""
+"""Signatures by ssh-keygen itself: who may contribute, and which versions are the organizer's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_key(folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
-    for name in ("alice", "mallory", "organiser"):
+    for name in ("alice", "mallory", "organizer"):
         new_key(folder, name)
     return folder
 
@@ -64,7 +64,7 @@ def test_ssh_keygen_agrees_with_what_we_make(keys: Path, tmp_path: Path) -> None
     assert signer(said, signature, allowed_line("mallory", keys / "mallory")) is None
 
 
-def test_names_come_from_the_organisers_list(run: Path, keys: Path, tmp_path: Path) -> None:
+def test_names_come_from_the_organizers_list(run: Path, keys: Path, tmp_path: Path) -> None:
     folder = fresh(run / "islands" / "01" / "expert", tmp_path / "it")
     sign_contribution(folder, keys / "alice")
     member = admit(Store.at(run), folder).member
@@ -215,21 +215,21 @@ def test_versions_are_signed_from_then_on_and_load_checks(
     run: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.at(run)
-    begin_signing(store, keys / "organiser")
+    begin_signing(store, keys / "organizer")
     atoll.load(run)
     with pytest.raises(UserError, match="its versions are signed; say with which key: ATOLL_KEY"):
         set_route(store, "top-1")
     monkeypatch.setenv(KEY, str(keys / "mallory"))
     with pytest.raises(UserError, match="is no key of"):
         set_route(store, "top-1")
-    monkeypatch.setenv(KEY, str(keys / "organiser"))
+    monkeypatch.setenv(KEY, str(keys / "organizer"))
     version = set_route(store, "top-1")
     atoll.load(run)
-    atoll.load(run, organisers=run / "organisers")
+    atoll.load(run, organizers=run / "organizers")
     (run / "someone").write_bytes(allowed_line("mallory", keys / "mallory"))
-    with pytest.raises(UserError, match="signed by no organiser"):
-        atoll.load(run, organisers=run / "someone")
+    with pytest.raises(UserError, match="signed by no organizer"):
+        atoll.load(run, organizers=run / "someone")
     signature = run / "ensemble" / "signatures" / f"{version.digest()}.sig"
-    signature.write_bytes(sign(statement("version", version="0" * 64), keys / "organiser"))
-    with pytest.raises(UserError, match=f"version {version.version} of its model is signed by no organiser"):
+    signature.write_bytes(sign(statement("version", version="0" * 64), keys / "organizer"))
+    with pytest.raises(UserError, match=f"version {version.version} of its model is signed by no organizer"):
         atoll.load(run)

@@ -116,7 +116,7 @@ def test_a_contributor_may_switch_them_off(order: Path, watched: Artifact, tmp_p
     assert not (tmp_path / "expert" / "sheets").exists()
 
 
-def test_a_network_that_reads_nothing_and_a_map_of_three_colours(tmp_path: Path) -> None:
+def test_a_network_that_reads_nothing_and_a_map_of_three_colors(tmp_path: Path) -> None:
     network = replace(NETWORK, condition="none", classes=None)
     path = tiny_order(tmp_path, network=network, images=64, samples=5, validation=0)
     order, _ = read_order(path)
@@ -127,7 +127,7 @@ def test_a_network_that_reads_nothing_and_a_map_of_three_colours(tmp_path: Path)
     assert made is not None
     assert list(sheets_of(tmp_path / "expert")) == ["050.png", "100.png"], "two steps are all its budget"
     sheet = np.asarray(Image.open(tmp_path / "expert" / "sheets" / "100.png"))
-    assert (sheet[..., 0] != sheet[..., 1]).any(), "colours"
+    assert (sheet[..., 0] != sheet[..., 1]).any(), "colors"
     assert load_expert(made.store).card.latent.preview is not None, "whoever paints with it later has the map"
 
 

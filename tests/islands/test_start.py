@@ -76,10 +76,10 @@ def test_a_start_of_another_objective_is_trained_through_the_bridge(
     )
 
 
-def test_its_licence_travels(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
-    start = resealed(flow_expert, tmp_path / "start", licence="CC-BY-NC-4.0")
+def test_its_license_travels(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
+    start = resealed(flow_expert, tmp_path / "start", license="CC-BY-NC-4.0")
     warm = train(orders(planned)[Kind.VELOCITY][0], tmp_path / "warm", start=start, resources=CPU)
-    assert warm.manifest.licence == "CC-BY-NC-4.0"
+    assert warm.manifest.license == "CC-BY-NC-4.0"
 
 
 def test_a_start_that_does_not_fit_is_refused(

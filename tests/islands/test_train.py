@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.artifacts import Artifact, Store, UserError, find, only_one
+from atoll.artifacts import Artifact, Store, UserError, file_lock, find
 from atoll.data.index import split_of
 from atoll.data.prepare import prepare
 from atoll.data.shards import ResidentSamples
@@ -217,7 +217,7 @@ def test_a_corrupt_shard_is_refused_by_name(planned: Path, tmp_path: Path) -> No
 
 
 def test_two_processes_cannot_work_in_one_folder(planned: Path, tmp_path: Path) -> None:
-    with only_one(tmp_path / "expert" / "state"):
+    with file_lock(tmp_path / "expert" / "state"):
         process = atoll("train", planned / "orders" / "00.json", "--out", tmp_path / "expert", check=False)
     assert process.returncode == 2
     assert "another process is working here" in process.stderr

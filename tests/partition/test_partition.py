@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from atoll.artifacts import Artifact, Draft, UserError
+from atoll.artifacts import Artifact, ArtifactWriter, UserError
 from atoll.cli import main
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
@@ -102,7 +102,7 @@ def test_late_samples_join_a_cut_that_recorded_a_bound(tmp_path: Path) -> None:
     first = prepare(source, tmp_path / "data", CONFIG)
     old = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(clusters=2, by="label"))
     rule = load_file(old.file("centroids.safetensors"))
-    with Draft(tmp_path / "older", "partition") as draft:
+    with ArtifactWriter(tmp_path / "older", "partition") as draft:
         shutil.copytree(tmp_path / "cut", draft.folder, dirs_exist_ok=True)
         save_file({"labels": rule["labels"]}, draft.folder / "centroids.safetensors")
         draft.commit(config={**old.config, "balance": 2.0}, parents={"data": first.digest})

@@ -58,7 +58,7 @@ def test_a_start_of_another_order_is_refused(run: Path, capsys: pytest.CaptureFi
     order = json.loads((run / "branch" / "start.json").read_text())
     other = run / "other" / "start.json"
     other.parent.mkdir()
-    other.write_text(json.dumps(order | {"licence": "none"}))
+    other.write_text(json.dumps(order | {"license": "none"}))
     train(other, run / "start", sheets=False)
     for words, told in ((["--branch", "0.5"], "is not an expert of"), (["--branch", "1.5"], "between 0 and 1")):
         with pytest.raises(SystemExit) as exit_:

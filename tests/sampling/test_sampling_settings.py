@@ -74,8 +74,8 @@ def test_a_file_holds_it_and_gives_it_back(sampling: Sampling) -> None:
 def test_a_file_with_a_wrong_value_or_an_unknown_name_is_refused() -> None:
     with pytest.raises(UserError, match="--steps 0"):
         SampleSettings.model_validate({"prompts": ["a"], "sampling": {"steps": 0}})
-    with pytest.raises(ValueError, match="colour"):
-        SampleSettings.model_validate({"prompts": ["a"], "sampling": {"colour": "red"}})
+    with pytest.raises(ValueError, match="color"):
+        SampleSettings.model_validate({"prompts": ["a"], "sampling": {"color": "red"}})
 
 
 def test_it_stays_as_it_is() -> None:

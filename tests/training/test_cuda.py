@@ -1,6 +1,6 @@
 """The training loop on a real GPU: what a CPU cannot show of graphs, streams, copies and memory.
 
-Needs no organiser's packages: orders and shards are made here (tiny_orders.py).
+Needs no organizer's packages: orders and shards are made here (tiny_orders.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Artifacts: manifests, digests and stores. Knows no stage by name and imports nothing of ours."""
 
-from .artifact import Artifact, Draft, differences, find, reuse, seal, verify_file
+from .artifact import Artifact, ArtifactWriter, differences, finalize, find, load_if_same, verify_file
 from .digest import canonical_json, sha256_bytes, sha256_file
-from .errors import Notice, UserError, nearest
+from .errors import AtollWarning, UserError, suggest
 from .known_digests import file_digest
-from .leftovers import remove_unfinished, sweep, tidy
-from .lock import LOCK, only_one
+from .leftovers import cleanup, remove_stale, remove_unfinished
+from .lock import LOCK, file_lock
 from .manifest import NAME as MANIFEST
-from .manifest import STATE, UNLISTED, FileEntry, Manifest, complaints_of, explain, printable
+from .manifest import STATE, UNLISTED, FileEntry, Manifest, complaints_of, explain, sanitize
 from .reference import DIGEST, Reference
 from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
 
@@ -18,33 +18,33 @@ __all__ = [
     "STATE",
     "UNLISTED",
     "Artifact",
-    "Draft",
+    "ArtifactWriter",
+    "AtollWarning",
     "FileEntry",
     "Manifest",
-    "Notice",
     "Reference",
     "Store",
     "UserError",
     "atomic_file",
     "canonical_json",
     "check_relative",
+    "cleanup",
     "complaints_of",
     "differences",
     "explain",
     "file_digest",
+    "file_lock",
+    "finalize",
     "find",
     "link",
-    "nearest",
-    "only_one",
-    "printable",
+    "load_if_same",
     "raise_if_disk_full",
+    "remove_stale",
     "remove_unfinished",
-    "reuse",
-    "seal",
+    "sanitize",
     "sha256_bytes",
     "sha256_file",
-    "sweep",
-    "tidy",
+    "suggest",
     "verify_file",
     "write_atomic",
 ]

@@ -23,9 +23,9 @@ from typing import Any
 from .digest import canonical_json
 from .errors import UserError
 from .known_digests import file_digest
-from .leftovers import remove_unfinished, tidy
-from .lock import LOCK, only_one
-from .manifest import MOST_BYTES, NAME, STATE, UNLISTED, FileEntry, Manifest, printable
+from .leftovers import cleanup, remove_unfinished
+from .lock import LOCK, file_lock
+from .manifest import MOST_BYTES, NAME, STATE, UNLISTED, FileEntry, Manifest, sanitize
 from .store import Store, check_relative, fsync_path, raise_if_disk_full, write_atomic
 
 NONE_WRITTEN: Mapping[str, FileEntry] = MappingProxyType({})
@@ -48,7 +48,7 @@ class Artifact:
             state = f"holds no finished {what} (no {NAME})" if store.exists() else "does not exist"
             raise UserError(f"{store}: {state}; check the path, or run the stage that makes it again")
         if kind is not None and artifact.manifest.kind != kind:
-            found = printable(artifact.manifest.kind, 40)
+            found = sanitize(artifact.manifest.kind, 40)
             raise UserError(f"{store}: is a {found} artifact, expected {kind}; pass another folder")
         return artifact
 
@@ -118,7 +118,7 @@ def verify_file(path: Path, sha256: str, size: int | None = None) -> None:
         )
 
 
-def reuse(
+def load_if_same(
     place: str | Path | Store, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]
 ) -> Artifact | None:
     """The artifact already at `place` if it is the one this work would make; None if there is none.
@@ -143,7 +143,7 @@ def reuse(
             "choose another --out or use the old settings"
         )
     if artifact.store.is_local:
-        tidy(artifact.store.path)
+        cleanup(artifact.store.path)
     return artifact
 
 
@@ -174,10 +174,10 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     return [f"{where or 'value'}: {short[0]} -> {short[1]}"]
 
 
-class Draft:
+class ArtifactWriter:
     """An artifact being made. Write files below `folder`, then `commit`; or leave the `with` block to drop it.
 
-        with Draft(out, "partition") as draft:
+        with ArtifactWriter(out, "partition") as draft:
             (draft.folder / "sizes.json").write_bytes(...)
             artifact = draft.commit(config=..., parents=...)
 
@@ -200,10 +200,10 @@ class Draft:
         self._committed = False
         self._held = ExitStack()
 
-    def __enter__(self) -> Draft:
+    def __enter__(self) -> ArtifactWriter:
         self._check_free()
         try:
-            self._held.enter_context(only_one(self.folder))
+            self._held.enter_context(file_lock(self.folder))
         except OSError as error:
             raise UserError(
                 f"--out {self.store}: cannot be written ({error.strerror}); choose another --out"
@@ -226,7 +226,7 @@ class Draft:
         *,
         config: Mapping[str, Any],
         parents: Mapping[str, str] | None = None,
-        licence: str | None = None,
+        license: str | None = None,
         written: Mapping[str, FileEntry] = NONE_WRITTEN,
     ) -> Artifact:
         """Write the manifest last, and put the folder in its place.
@@ -237,7 +237,7 @@ class Draft:
         files = [p for p in self.folder.rglob("*") if p.is_file() and state not in p.parents]
         names = [path.relative_to(self.folder).as_posix() for path in files if not path.name.startswith(".")]
         listed = [name for name in names if name.split("/")[0] not in UNLISTED]
-        manifest = describe(self.folder, listed, self.kind, config, parents or {}, licence, written)
+        manifest = describe(self.folder, listed, self.kind, config, parents or {}, license, written)
         write_provenance(self.folder)
         (self.folder / NAME).write_bytes(manifest.to_bytes())
         for path in [*files, self.folder / NAME]:
@@ -281,18 +281,18 @@ class Draft:
         shutil.rmtree(self.folder)
 
 
-def seal(
+def finalize(
     folder: Path,
     names: Sequence[str],
     kind: str,
     *,
     config: Mapping[str, Any],
     parents: Mapping[str, str],
-    licence: str | None,
+    license: str | None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Make these files of a working folder an artifact: flush them, then write the manifest, last."""
-    manifest = describe(folder, names, kind, config, parents, licence)
+    manifest = describe(folder, names, kind, config, parents, license)
     for name in manifest.files:
         fsync_path(folder / name)
     write_provenance(folder, provenance)
@@ -306,7 +306,7 @@ def describe(
     kind: str,
     config: Mapping[str, Any],
     parents: Mapping[str, str],
-    licence: str | None,
+    license: str | None,
     written: Mapping[str, FileEntry] = NONE_WRITTEN,
 ) -> Manifest:
     """The manifest of these files as they lie there, or as they were `written`."""
@@ -321,7 +321,7 @@ def describe(
         name: written.get(name) or FileEntry(sha256=file_digest(folder / name), bytes=(folder / name).stat().st_size)
         for name in sorted(names)
     }
-    return Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, licence=licence)
+    return Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, license=license)
 
 
 def write_provenance(folder: Path, more: Mapping[str, Any] | None = None) -> None:

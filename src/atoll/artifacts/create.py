@@ -72,7 +72,7 @@ def check_creates(filesystem: fsspec.AbstractFileSystem, root: str, url: str) ->
 
 def cannot(url: str, why: str) -> UserError:
     return UserError(
-        f"{url}: this store cannot create a file only if it is absent ({why}), so two organisers at once would undo "
+        f"{url}: this store cannot create a file only if it is absent ({why}), so two organizers at once would undo "
         "each other; keep the run on a disk, or on S3, Google Cloud or Azure storage that honours conditions"
     )
 

@@ -13,11 +13,11 @@ class UserError(Exception):
     """
 
 
-class Notice(UserWarning):
+class AtollWarning(UserWarning):
     """What a user should know and what stops nothing: a warning in Python, one line on the command line."""
 
 
-def nearest(word: str, known: Sequence[str], shown: int = 40) -> str:
+def suggest(word: str, known: Sequence[str], shown: int = 40) -> str:
     """What to say after a word that is not known: those that look like it, and what there is.
 
     Such as `did you mean horse? known are: bird, cat, horse and 3 more`.

@@ -24,7 +24,7 @@ OF_SAFETENSORS = re.compile(r"^\.tmp\w{6}$")
 DRAFT = re.compile(r"^\..+\.partial$")
 
 
-def sweep(folder: Path, *, deep: bool = True) -> None:
+def remove_stale(folder: Path, *, deep: bool = True) -> None:
     """Remove what killed processes left in a folder, and with `deep` anywhere below it. Links are not followed."""
     for path in _entries(folder):
         if path.is_symlink():
@@ -35,12 +35,12 @@ def sweep(folder: Path, *, deep: bool = True) -> None:
         elif DRAFT.match(path.name):
             _remove_draft(path)
         elif (path / NAME).is_file():
-            tidy(path)
+            cleanup(path)
         elif deep:
-            sweep(path)
+            remove_stale(path)
 
 
-def tidy(artifact: Path) -> None:
+def cleanup(artifact: Path) -> None:
     """Remove the lock and the working folder of a finished artifact, unless its maker is just about to."""
     state = artifact / STATE
     for lock in (artifact / LOCK, state / LOCK):

@@ -14,7 +14,7 @@ LOCK = ".lock"
 
 
 @contextmanager
-def only_one(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def file_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the folder's lock; the system lets go of it when the process ends, however it ends.
 
     If another process has it: an error, or with `wait`, for work of a moment, the lock when it is free.

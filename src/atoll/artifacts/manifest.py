@@ -34,7 +34,7 @@ class Manifest(BaseModel):
     config: dict[str, Any] = {}
     parents: dict[str, str] = {}
     files: dict[str, FileEntry] = {}
-    licence: str | None = None
+    license: str | None = None
 
     def digest(self) -> str:
         """The artifact's identity: sha256 of the manifest in canonical JSON."""
@@ -62,13 +62,13 @@ def explain(error: ValidationError) -> str:
     """The first complaint of a pydantic error in one line: `budget.images: should be greater than 0 (got -1)`."""
     complaints = complaints_of(error)
     first = complaints[0]
-    where = printable(".".join(map(str, first["loc"]))) or "file"
+    where = sanitize(".".join(map(str, first["loc"]))) or "file"
     shown = repr(first.get("input"))
     value = f" (got {shown if len(shown) <= 60 else shown[:57] + '...'})" if first["type"] != "missing" else ""
     more = f"; and {len(complaints) - 1} more" if len(complaints) > 1 else ""
     # pydantic begins with a capital; the rest may quote what the user wrote, and stays as it is
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {printable(message[:1].lower() + message[1:])}{value}{more}"
+    return f"{where}: {sanitize(message[:1].lower() + message[1:])}{value}{more}"
 
 
 def complaints_of(error: ValidationError) -> list[dict[str, Any]]:
@@ -97,6 +97,6 @@ def is_of_a_class(place: tuple[int | str, ...], at: int) -> bool:
     return -len(place) <= at < len(place) and str(place[at])[:1].isupper()
 
 
-def printable(text: str, most: int = 300) -> str:
+def sanitize(text: str, most: int = 300) -> str:
     """A stranger's text for a line on a terminal: nothing that moves a cursor or ends the line, and not endless."""
     return "".join(c if c.isprintable() else "?" for c in (text if len(text) <= most else f"{text[: most - 3]}..."))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .digest import canonical_json
 from .errors import UserError
-from .manifest import printable
+from .manifest import sanitize
 
 NAMESPACE = "atoll"
 MOST_SIGNATURE = 16 * 2**10
@@ -52,7 +52,7 @@ def signer(data: bytes, signature: bytes, allowed: bytes) -> str | None:
         for name in found.stdout.decode(errors="replace").splitlines() if found.returncode == 0 else ():
             options = ("-n", NAMESPACE, "-I", name, "-f", str(names), "-s", str(file))
             if ssh_keygen("-Y", "verify", *options, feed=data).returncode == 0:
-                return printable(name, 80)
+                return sanitize(name, 80)
     return None
 
 
@@ -95,4 +95,4 @@ def ssh_keygen(*arguments: str, feed: bytes = b"") -> subprocess.CompletedProces
 
 def last_line(text: bytes) -> str:
     lines = text.decode(errors="replace").strip().splitlines()
-    return printable(lines[-1], 120) if lines else "it says nothing"
+    return sanitize(lines[-1], 120) if lines else "it says nothing"

@@ -25,7 +25,7 @@ from .create import check_creates, create_remote
 from .digest import sha256_file
 from .errors import UserError
 from .leftovers import remove_unfinished
-from .lock import is_file_at, lock_file, only_one
+from .lock import file_lock, is_file_at, lock_file
 from .web import SCHEMES, WebFiles
 
 # what file systems without hard links answer
@@ -315,7 +315,7 @@ def _named(temporary: Path, target: Path) -> bool:
         if error.errno not in CANNOT_LINK:
             raise
         # no hard links here, so one at a time looks and renames; that holds among the processes of one machine
-        with only_one(target.parent, wait=True):
+        with file_lock(target.parent, wait=True):
             if target.exists():
                 return False
             os.replace(temporary, target)

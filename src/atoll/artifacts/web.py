@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import fsspec
 
 from .errors import UserError
-from .manifest import printable
+from .manifest import sanitize
 
 SCHEMES = ("https", "http")
 PATIENCE = 60.0  # seconds without a byte, and before the pace is looked at
@@ -139,7 +139,7 @@ def answered(url: str, method: str = "GET") -> Iterator[http.client.HTTPResponse
             raise PermissionError(f"{url}: the server wants credentials ({error.code})") from error
         raise ConnectionError(f"it answers {error.code} to {url}") from error
     except urllib.error.URLError as error:
-        raise ConnectionError(printable(str(error.reason), 160)) from error
+        raise ConnectionError(sanitize(str(error.reason), 160)) from error
     except http.client.HTTPException as error:
         raise ConnectionError(f"it speaks no HTTP, {type(error).__name__}") from error
     with answer:
@@ -151,7 +151,7 @@ def quoted(url: str) -> str:
     try:
         whole = urllib.parse.urlsplit(url)
     except ValueError as error:
-        raise UserError(f"{printable(url, 120)}: is no URL ({error})") from error
+        raise UserError(f"{sanitize(url, 120)}: is no URL ({error})") from error
     path = urllib.parse.quote(whole.path, safe="/%:@!$&'()*+,;=~-._")
     return urllib.parse.urlunsplit((whole.scheme, whole.netloc, path, whole.query, ""))
 
@@ -177,7 +177,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         target = headers.get("Location") or headers.get("URI") or ""
         if not is_followed(req.full_url, target):
-            raise UserError(f"{req.full_url}: is redirected to {printable(target, 80)}, where nothing is fetched from")
+            raise UserError(f"{req.full_url}: is redirected to {sanitize(target, 80)}, where nothing is fetched from")
         return super().http_error_302(req, fp, code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
@@ -229,7 +229,7 @@ def guarded(kind: type[http.client.HTTPConnection], request: Any) -> Any:
                 if not address.is_global:
                     opened.close()
                     raise UserError(
-                        f"{request.named}: redirects to {printable(request.host, 60)} at {address}, an address inside "
+                        f"{request.named}: redirects to {sanitize(request.host, 60)} at {address}, an address inside "
                         "a network; nothing is asked there"
                     )
                 return opened

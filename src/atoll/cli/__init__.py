@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import typer
 
 from .. import __version__
-from ..artifacts import Notice, UserError
+from ..artifacts import AtollWarning, UserError
 from ..artifacts.credentials import credentials_missing
 from .stopping import Stopped, stoppable
 
@@ -26,16 +26,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("Start here", "The whole pipeline on handwritten digits, in two minutes."),
     "run": ("Start here", "From a folder of pictures to a model and its report, on this machine."),
     "status": ("Start here", "What a run has, and what is missing."),
-    "prepare": ("Organiser", "Turn images into normalised latents, features and an index."),
-    "partition": ("Organiser", "Cut the data into clusters, one per expert."),
-    "plan": ("Organiser", "Write one work order per cluster."),
-    "publish": ("Organiser", "Put the orders where contributors can take them."),
-    "admit": ("Organiser", "Check an expert that came back, and let it into the ensemble."),
-    "router": ("Organiser", "Train the router that fuses the experts."),
-    "ensemble": ("Organiser", "What the model consists of and how it came about; change it, or go back."),
-    "evaluate": ("Organiser", "Sample every way to run the model, and measure them alike."),
-    "distill": ("Organiser", "Train one dense network to answer as all experts together."),
-    "export": ("Organiser", "Write a model as a diffusers folder that needs no atoll."),
+    "prepare": ("Organizer", "Turn images into normalized latents, features and an index."),
+    "partition": ("Organizer", "Cut the data into clusters, one per expert."),
+    "plan": ("Organizer", "Write one work order per cluster."),
+    "publish": ("Organizer", "Put the orders where contributors can take them."),
+    "admit": ("Organizer", "Check an expert that came back, and let it into the ensemble."),
+    "router": ("Organizer", "Train the router that fuses the experts."),
+    "ensemble": ("Organizer", "What the model consists of and how it came about; change it, or go back."),
+    "evaluate": ("Organizer", "Sample every way to run the model, and measure them alike."),
+    "distill": ("Organizer", "Train one dense network to answer as all experts together."),
+    "export": ("Organizer", "Write a model as a diffusers folder that needs no atoll."),
     "join": ("Contributor", "Take an order, train it, sign it and send it."),
     "train": ("Contributor", "Train the expert one order asks for."),
     "sample": ("User", "Paint images from a prompt."),
@@ -45,10 +45,10 @@ VERBS: dict[str, tuple[str, str]] = {
 
 # package -> the extra it comes with, for those that verbs import as if they were there
 EXTRAS = {
-    "faiss": "organiser",
-    "matplotlib": "organiser",
-    "pyarrow": "organiser",
-    "sklearn": "organiser",
+    "faiss": "organizer",
+    "matplotlib": "organizer",
+    "pyarrow": "organizer",
+    "sklearn": "organizer",
     "s3fs": "s3",
     "tensorboard": "tensorboard",
     "torchao": "torchao",
@@ -105,11 +105,11 @@ def run_verb(verb: str, arguments: list[str]) -> None:
 def notices_in_a_line() -> Iterator[None]:
     """A notice looks like an error: one line, without the place in our code that it comes from."""
     with warnings.catch_warnings():
-        warnings.simplefilter("default", Notice)
+        warnings.simplefilter("default", AtollWarning)
         as_usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, Notice):
+            if issubclass(category, AtollWarning):
                 typer.echo(f"atoll: {message}", err=True)
             else:
                 as_usual(message, category, *where, **more)

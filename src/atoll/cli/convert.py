@@ -13,7 +13,7 @@ from ..artifacts import UserError
 from ..convert import expert as stage
 from ..convert.report import MEANING, Report
 from ..convert.source import Source, read_source
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..islands.order import read_order
 from .bars import console
 from .describe import parse_latent
@@ -40,7 +40,7 @@ def convert(
         bool, typer.Option("--keep-labels", help="Warm start: class labels mean the same in the new data")
     ] = False,
     seed: Annotated[int, typer.Option(help="Warm start: seed of what is re-initialised")] = 0,
-    licence: Annotated[str | None, typer.Option(help="Licence of the source, if it is not the official one")] = None,
+    license: Annotated[str | None, typer.Option(help="License of the source, if it is not the official one")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads, if the width is of no known size")] = None,
     latent: Annotated[str | None, typer.Option(help="Latent shape, if the file does not say it: 4x32x32")] = None,
     autoencoder: Annotated[str | None, typer.Option(help="Id of the autoencoder the latents come from")] = None,
@@ -63,7 +63,7 @@ def convert(
     if form not in FORMS:
         raise UserError(f"--from {form}: use one of {', '.join(FORMS)}")
     shape = None if latent is None else parse_latent(latent)
-    read = read_source(source, form, heads=heads, latent=shape, licence=licence, null_text=null_text)  # type: ignore[arg-type]
+    read = read_source(source, form, heads=heads, latent=shape, license=license, null_text=null_text)  # type: ignore[arg-type]
     target, spaces = _target(read, order, objective, variant, text, text_length, classes, final, keep_labels, seed)
     if spaces is None:
         config = read.config if target is None else target.architecture
@@ -73,9 +73,9 @@ def convert(
     done = stage.convert(read, out, latent=spaces[0], text=spaces[1], target=target)
     print_report(done.report)
     if read.non_commercial:
-        console.print(f"[bold yellow]non-commercial:[/] the source is under {read.licence}, and so is this expert")
+        console.print(f"[bold yellow]non-commercial:[/] the source is under {read.license}, and so is this expert")
     what = "warm start" if target is not None else "expert"
-    console.print(f"{what} {done.artifact.digest[:12]} ({done.card.licence}) in [bold]{out}[/bold]")
+    console.print(f"{what} {done.artifact.digest[:12]} ({done.card.license}) in [bold]{out}[/bold]")
 
 
 def _target(
@@ -89,7 +89,7 @@ def _target(
     final: str,
     keep_labels: bool,
     seed: int,
-) -> tuple[stage.Target | None, tuple[LatentSpace, TextSpace | None] | None]:
+) -> tuple[stage.Target | None, tuple[LatentConfig, TextConfig | None] | None]:
     """What the flags ask for; None for a conversion as it is. An order brings its own latent and text space."""
     changes: dict[str, Any] = {}
     if variant is not None:

@@ -117,7 +117,7 @@ def experts_table(run: Store, version: Version) -> Table:
     table.add_column("objective", overflow="fold")
     for column in ("error", "Gaussian's"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("licence", overflow="fold")
+    table.add_column("license", overflow="fold")
     credited = any(member.credits for member in version.experts)
     if credited:
         table.add_column("by", overflow="fold")
@@ -130,7 +130,7 @@ def experts_table(run: Store, version: Version) -> Table:
             numbers = ["", ""] if score is None else [f"{score.inside:.4f}", f"{score.gaussian:.4f}"]
             there = is_whole(run, member)
             state = ("[green]yes[/green]" if there else "[red]is missing[/red]") if member.serving else idle
-            row = [str(cluster), plain(member.name), plain(member.objective), *numbers, plain(member.licence or "")]
+            row = [str(cluster), plain(member.name), plain(member.objective), *numbers, plain(member.license or "")]
             row += [plain(member.credits)] if credited else []
             table.add_row(*row, state, style=None if member.serving else "dim")
         if not members:

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ..artifacts import Artifact, Store, UserError, sweep
+from ..artifacts import Artifact, Store, UserError, remove_stale
 from ..data.engine import engine_named
 from ..ensemble.checks import check_spaces
 from ..ensemble.routes import parse_route
@@ -84,8 +84,8 @@ def evaluate(
     results = Store.at(out or run)
     if not results.is_local:
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
-    sweep(results.path, deep=False)
-    sweep(results.path / "samples")
+    remove_stale(results.path, deep=False)
+    remove_stale(results.path / "samples")
     version = open_ensemble(place)
     data = open_reference(place, version.data, "data")
     arms = arms_for(route, guidance, sampling=sampling)

@@ -23,7 +23,7 @@ REVEALS = (
 
 
 def join(
-    url: Annotated[str, typer.Argument(help="What the organiser published")],
+    url: Annotated[str, typer.Argument(help="What the organizer published")],
     out: Annotated[str, typer.Option(help="A folder for the work; the same one goes on with it")] = "joined",
     order: Annotated[str | None, typer.Option(help="This order, even if somebody works on it already")] = None,
     key: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, UserError, find, printable
+from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.classes import class_names
 from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
@@ -124,5 +124,5 @@ def prompts_line(data: Artifact) -> str:
     names = class_names(data)
     if names is None:
         return f"prompts: class numbers from 0 to {data.config['labels'] - 1}"
-    shown = ", ".join(printable(name, 40) for name in names[:NAMES_SHOWN])
+    shown = ", ".join(sanitize(name, 40) for name in names[:NAMES_SHOWN])
     return f"prompts: {len(names)} classes by name or number: {shown}{', ...' if len(names) > NAMES_SHOWN else ''}"

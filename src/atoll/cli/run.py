@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..artifacts import Artifact, Store, UserError, find, printable
+from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.prepare import check_apart, check_device
 from ..data.sources import is_digits
 from ..ensemble.status import holds_run, shell
@@ -131,7 +131,7 @@ def place_for(out: str, source: str | None = None) -> Store:
         check_apart(source, place)
     there = [name for name in place.children() if not name.startswith(".")]
     if there and not holds_run(place):
-        raise UserError(f"--out {out}: is no run, it holds {printable(there[0])}; choose a new or an empty folder")
+        raise UserError(f"--out {out}: is no run, it holds {sanitize(there[0])}; choose a new or an empty folder")
     return place
 
 

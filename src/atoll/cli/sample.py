@@ -36,7 +36,7 @@ def sample(
     weights: Weights = None,
     out: Annotated[Path, typer.Option(help="Folder for the images; one that has some gets more")] = Path("samples"),
 ) -> None:
-    """Paint images. Writes one PNG per image, and a sheet of all with prompts and the experts' colours.
+    """Paint images. Writes one PNG per image, and a sheet of all with prompts and the experts' colors.
 
     A folder that holds images already gets these in addition; the same command
     again finds them there. Every setting is in calls/NNNN/samples.json.

@@ -33,7 +33,7 @@ def status(
     """Show every stage of a run's newest version: there or missing, its digest, and what to do next.
 
     Of what `atoll publish` put somewhere: who works on which order, how far, hours left, and what came in. Of the
-    folder of one expert or student: what it is, who taught it, and its licence.
+    folder of one expert or student: what it is, who taught it, and its license.
 
     Examples:
 

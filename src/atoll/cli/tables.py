@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from ..artifacts import printable
+from ..artifacts import sanitize
 from ..evaluation.scores import number_title, number_written, other_numbers
 from .bars import console
 
@@ -17,7 +17,7 @@ WORDS = 3  # columns of the evaluation that hold words
 
 def plain(text: str, most: int = 120) -> str:
     """Text that may come from a stranger, for rich: no markup, no control characters, no end of line, not endless."""
-    return escape(printable(text, most))
+    return escape(sanitize(text, most))
 
 
 def print_scores(evaluation: dict[str, Any]) -> None:

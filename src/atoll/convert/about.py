@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..artifacts import Artifact, Store, UserError, find
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import Alone, OpenedExpert
 from ..ensemble.versions import place_of
@@ -19,7 +19,7 @@ from .bundle import expert_names
 
 
 def about_model(
-    body: Ensemble | Alone, latent: LatentSpace, text: TextSpace | None, digest: str, run: Store | None = None
+    body: Ensemble | Alone, latent: LatentConfig, text: TextConfig | None, digest: str, run: Store | None = None
 ) -> dict[str, Any]:
     """The facts a model carries in itself and, with the run it comes from, those that lie there."""
     ensemble = body if isinstance(body, Ensemble) else None
@@ -61,7 +61,7 @@ def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, A
         "parameters": account(card.architecture).parameters,
         "images": card.images,
         "origin": card.origin,
-        "licence": card.licence,
+        "license": card.license,
         "teachers": [teacher.model_dump(mode="json") for teacher in card.teachers],
         "contributor": None,
         "inside": None if measured is None else measured.inside,
@@ -69,7 +69,7 @@ def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, A
     }
 
 
-def about_latents(latent: LatentSpace, text: TextSpace | None) -> dict[str, Any]:
+def about_latents(latent: LatentConfig, text: TextConfig | None) -> dict[str, Any]:
     autoencoder = load_autoencoder(latent.autoencoder)
     height, width = latent.shape[1:]
     reduction = getattr(autoencoder, "reduction", 1)
@@ -81,7 +81,7 @@ def about_latents(latent: LatentSpace, text: TextSpace | None) -> dict[str, Any]
     }
 
 
-def example(expert: OpenedExpert, text: TextSpace | None) -> str | None:
+def example(expert: OpenedExpert, text: TextConfig | None) -> str | None:
     """A prompt for the snippet: one the model surely takes."""
     if text is not None:
         return " ".join((text.vocabulary or ())[: text.length]) if text.kind == "words" else "a photograph"
@@ -96,14 +96,14 @@ def add_run(about: dict[str, Any], run: Store, ensemble: Ensemble) -> dict[str, 
         about = {**about, "clusters": [size["train"] for size in sizes]}
     if (data := find(place_of(run, version.data))) is not None:
         facts = {"images": data.config["count"], "source": data.config["source"]["kind"]}
-        about = {**about, "data": {**about["data"], **facts, "licence": data.manifest.licence}}
+        about = {**about, "data": {**about["data"], **facts, "license": data.manifest.license}}
     takers = takers_of([orders for named in version.orders if (orders := find(place_of(run, named))) is not None])
     experts = [{**expert, "contributor": takers.get(expert["order"])} for expert in about["experts"]]
     return {**about, "experts": experts, **evaluated(run, ensemble)}
 
 
 def takers_of(plans: Sequence[Artifact]) -> dict[str, str]:
-    """Names of contributors by the digest of the order they took, as the organiser's plans have them."""
+    """Names of contributors by the digest of the order they took, as the organizer's plans have them."""
     takers = {}
     for plan in plans:
         by_cluster = {job["cluster"]: job["island"] for job in plan.config.get("islands", [])}

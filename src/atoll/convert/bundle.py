@@ -47,7 +47,7 @@ fused = NoKernels()
 HEADER = '''"""The code of an Atoll model: its networks, the maths between them, and the pipeline that paints.
 
 Built by atoll {version} out of its own sources, one section per file: mend it there, not here. It imports nothing of
-atoll. Licence: Apache-2.0.
+atoll. License: Apache-2.0.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from pydantic import ValidationError
 
-from ..artifacts import Artifact, UserError, canonical_json, explain, reuse
-from ..data.space import LatentSpace, TextSpace
+from ..artifacts import Artifact, UserError, canonical_json, explain, load_if_same
+from ..data.space import LatentConfig, TextConfig
 from ..islands.expert import KIND, ExpertCard, write_expert
 from ..models.dit import DiT, DiTConfig
 from ..process import EDM, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
@@ -63,7 +63,7 @@ class Conversion:
 
 
 def convert(
-    source: Source, out: Path, *, latent: LatentSpace, text: TextSpace | None, target: Target | None = None
+    source: Source, out: Path, *, latent: LatentConfig, text: TextConfig | None, target: Target | None = None
 ) -> Conversion:
     """Write `source` as an expert to `out`; without a `target` it keeps its own schedule, kind and architecture."""
     report = Report()
@@ -88,13 +88,13 @@ def convert(
         text=text,
         images=0,
         origin=origin,
-        licence=source.licence,
+        license=source.license,
     )
     if target is None and source.card:  # one of ours comes back: it is still the expert it was
         kept = {name: source.card[name] for name in HISTORY if name in source.card}
         card = parse_card({**card.model_dump(mode="json"), **kept}, source.name)
     parents = {"source": source.digest}
-    there = reuse(out, KIND, card.model_dump(mode="json"), parents)
+    there = load_if_same(out, KIND, card.model_dump(mode="json"), parents)
     if there is not None:
         return Conversion(there, card, report)
     if out.exists() and not out.is_dir():
@@ -148,7 +148,7 @@ def follow(first: Report, second: Report) -> Report:
 
 def own_spaces(
     source: Source, config: DiTConfig, *, autoencoder: str | None, latent_scale: float | None, text_encoder: str | None
-) -> tuple[LatentSpace, TextSpace | None]:
+) -> tuple[LatentConfig, TextConfig | None]:
     """The latent and text space of a converted network.
 
     An expert that was exported has its own; official networks saw Stable Diffusion's latents times 0.18215.
@@ -162,7 +162,7 @@ def own_spaces(
     scale = latent_scale if latent_scale is not None else (0.18215 if autoencoder is None else 1.0)
     if not (math.isfinite(scale) and scale > 0):
         raise UserError(f"--latent-scale {scale}: must be a positive number, such as 0.18215")
-    latent = LatentSpace(
+    latent = LatentConfig(
         autoencoder=autoencoder or "stabilityai/sd-vae-ft-ema",
         shape=config.latent,
         mean=(0.0,) * channels,
@@ -172,7 +172,7 @@ def own_spaces(
         return latent, None
     if text_encoder is None and source.form != "pixart":
         raise UserError("--text-encoder: say which one makes the text embeddings this network reads")
-    return latent, TextSpace(
+    return latent, TextConfig(
         encoder=text_encoder or "t5:DeepFloyd/t5-v1_1-xxl",
         kind="tokens" if config.condition == "tokens" else "pooled",
         length=config.text_length or 1,
@@ -187,7 +187,7 @@ def parse_card(values: dict[str, Any], where: str) -> ExpertCard:
         raise UserError(f"{where}: its expert card cannot be read ({explain(error)}); export it again") from error
 
 
-def check_spaces(config: DiTConfig, latent: LatentSpace, text: TextSpace | None) -> None:
+def check_spaces(config: DiTConfig, latent: LatentConfig, text: TextConfig | None) -> None:
     if tuple(latent.shape) != tuple(config.latent):
         raise UserError(f"--latent: the network takes {config.latent}, the latent space has {tuple(latent.shape)}")
     needed = {"tokens": "tokens", "pooled": "pooled", "words": "words"}.get(config.condition)

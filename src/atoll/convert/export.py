@@ -2,7 +2,7 @@
 
 config.json                            for diffusers
 diffusion_pytorch_model.safetensors    for diffusers
-atoll.json                             what diffusers has no place for: schedule, kind, latent space, licence ...
+atoll.json                             what diffusers has no place for: schedule, kind, latent space, license ...
 null_text.safetensors                  the learned null caption, to be used as the negative prompt's embedding
 """
 

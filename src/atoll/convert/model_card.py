@@ -1,6 +1,6 @@
 """README.md of a released model: what it is, who made it of what, and the lines of Python that run it.
 
-Pure text out of plain facts. Some of them are words of strangers (licences, origins): all of them are escaped here,
+Pure text out of plain facts. Some of them are words of strangers (licenses, origins): all of them are escaped here,
 so that none becomes markup, a link or another line.
 """
 
@@ -12,8 +12,8 @@ from html import escape
 from typing import Any
 
 LONGEST = 120  # characters of a stranger's words
-# what the hub calls licences it knows; others are "other", with their name
-HUB_LICENCES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0")
+# what the hub calls licenses it knows; others are "other", with their name
+HUB_LICENSES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0")
 
 
 def model_card(about: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def model_card(about: Mapping[str, Any]) -> str:
         section("Router", router_lines(about)),
         section("Evaluation", evaluation_table(about)),
         section("Contributors", contributor_lines(about)),
-        section("Licences", licence_lines(about)),
+        section("Licenses", license_lines(about)),
         section("Provenance", provenance_lines(about)),
     ]
     return "\n\n".join(filter(None, sections)) + "\n"
@@ -50,17 +50,17 @@ def plain(words: object) -> str:
     return escaped.replace("www.", "www\\.")  # a bare name becomes a link too
 
 
-def licences(about: Mapping[str, Any]) -> list[str]:
-    """Every licence named, of data, experts and router, once."""
-    named = [about["data"].get("licence"), *(expert["licence"] for expert in about["experts"])]
-    return sorted({str(licence) for licence in named if licence})
+def licenses(about: Mapping[str, Any]) -> list[str]:
+    """Every license named, of data, experts and router, once."""
+    named = [about["data"].get("license"), *(expert["license"] for expert in about["experts"])]
+    return sorted({str(license) for license in named if license})
 
 
 def front_matter(about: Mapping[str, Any]) -> str:
-    """For the hub: which library, which licence. Strings are JSON, which is YAML that cannot be broken out of."""
-    found = licences(about)
+    """For the hub: which library, which license. Strings are JSON, which is YAML that cannot be broken out of."""
+    found = licenses(about)
     lines = ["library_name: diffusers", f"pipeline_tag: {about['task']}", "tags:", "- atoll"]
-    if len(found) == 1 and found[0].lower() in HUB_LICENCES:
+    if len(found) == 1 and found[0].lower() in HUB_LICENSES:
         lines.append(f"license: {found[0].lower()}")
     elif found:
         lines += ["license: other", f"license_name: {json.dumps(one_line(', '.join(found)))}"]
@@ -117,7 +117,7 @@ def data_lines(about: Mapping[str, Any]) -> list[str]:
     lines = []
     if data.get("images") is not None:
         source = f" from {plain(data['source'])}" if data.get("source") else ""
-        lines.append(f"{data['images']:,} images{source}, licence {plain(data.get('licence') or 'not said')}.")
+        lines.append(f"{data['images']:,} images{source}, license {plain(data.get('license') or 'not said')}.")
     lines.append(f"Latents of shape {data['latent']} by {plain(data['autoencoder'])}; text by {plain(data['text'])}.")
     if about.get("clusters"):
         sizes = ", ".join(f"{size:,}" for size in about["clusters"])
@@ -143,14 +143,14 @@ def expert_table(about: Mapping[str, Any]) -> list[str]:
 
 
 def teacher_lines(about: Mapping[str, Any]) -> list[str]:
-    """Whose answers an expert has learned, and their licences."""
+    """Whose answers an expert has learned, and their licenses."""
     lines = []
     for name, expert in zip(about["components"], about["experts"], strict=True):
         if expert.get("teachers"):
             lines += ["", f"`{name}` was distilled from experts of one cluster each:", ""]
         for teacher in expert.get("teachers") or ():
-            licence = plain(teacher["licence"] or "not said")
-            lines.append(f"- cluster {teacher['cluster']}: `{teacher['digest']}`, licence {licence}")
+            license = plain(teacher["license"] or "not said")
+            lines.append(f"- cluster {teacher['cluster']}: `{teacher['digest']}`, license {license}")
     return lines
 
 
@@ -181,18 +181,18 @@ def evaluation_table(about: Mapping[str, Any]) -> list[str]:
 
 
 def contributor_lines(about: Mapping[str, Any]) -> list[str]:
-    """Names as the organiser wrote them down."""
+    """Names as the organizer wrote them down."""
     named = [(name, expert["contributor"]) for name, expert in zip(about["components"], about["experts"], strict=True)]
     if not any(who for _, who in named):
         return []
     return [f"- `{name}`: {plain(who or 'not said')}" for name, who in named]
 
 
-def licence_lines(about: Mapping[str, Any]) -> list[str]:
-    under: dict[str, list[str]] = {about["data"].get("licence") or "not said": ["data"]}
+def license_lines(about: Mapping[str, Any]) -> list[str]:
+    under: dict[str, list[str]] = {about["data"].get("license") or "not said": ["data"]}
     for name, expert in zip(about["components"], about["experts"], strict=True):
-        under.setdefault(expert["licence"] or "not said", []).append(f"`{name}`")
-    lines = [f"- {plain(licence)}: {', '.join(parts)}" for licence, parts in under.items()]
+        under.setdefault(expert["license"] or "not said", []).append(f"`{name}`")
+    lines = [f"- {plain(license)}: {', '.join(parts)}" for license, parts in under.items()]
     return [*lines, "- Apache-2.0: the code, `atoll_*.py`"]
 
 

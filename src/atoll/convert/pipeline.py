@@ -294,13 +294,13 @@ class Painting:
         negative_prompt        what to guide away from, instead of from no prompt
         generator              one, or a list with one per image; `torch.Generator().manual_seed(seed + i)` for image i
                                paints what `atoll sample --seed` paints
-        latents                normalised noise [N, C, H, W] instead of drawing it
+        latents                normalized noise [N, C, H, W] instead of drawing it
         route                  which experts run: top-K, full, threshold-P, nucleus-P, sampled, fixed; default: the
                                model's own
         route_every            ask the router at every n-th step only
         guidance_weights       own (exact) or conditional (cheaper): the experts of the unconditional half
         guidance_interval      guide only where low <= t <= high; t = 1 is noise
-        output_type            pil, np, pt or latent (normalised)
+        output_type            pil, np, pt or latent (normalized)
         callback_on_step_end   called as (pipeline, step, timestep, {"latents": ...}); may return other latents
         """
         device = self._execution_device

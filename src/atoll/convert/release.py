@@ -35,7 +35,7 @@ from ..artifacts import (
     sha256_bytes,
     verify_file,
 )
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..ensemble.checks import check_spaces
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import Alone, OpenedExpert, Placed, Placement
@@ -68,15 +68,15 @@ class Release:
     """What a folder held."""
 
     body: Ensemble | Alone
-    latent: LatentSpace
-    text: TextSpace | None
+    latent: LatentConfig
+    text: TextConfig | None
     digest: str
 
 
 def to_pipeline(
     body: Ensemble | Alone,
-    latent: LatentSpace,
-    text: TextSpace | None,
+    latent: LatentConfig,
+    text: TextConfig | None,
     device: torch.device,
     run: Store | None = None,
 ) -> Any:
@@ -110,7 +110,7 @@ def to_pipeline(
 
 
 def export_pipeline(
-    body: Ensemble | Alone, latent: LatentSpace, text: TextSpace | None, out: Path, run: Store | None = None
+    body: Ensemble | Alone, latent: LatentConfig, text: TextConfig | None, out: Path, run: Store | None = None
 ) -> None:
     """Write the folder. Files of autoencoder and text encoder are copied as they are, so that they keep their ids."""
     if out.exists():
@@ -164,7 +164,7 @@ def digest_of(body: Ensemble | Alone) -> str:
     return digest if own else sha256_bytes(canonical_json([digest, router]))
 
 
-def _autoencoder(latent: LatentSpace, code: Any, library: Any) -> Any:
+def _autoencoder(latent: LatentConfig, code: Any, library: Any) -> Any:
     """None for pixels, diffusers' own class where it has one."""
     found = load_autoencoder(latent.autoencoder)
     if not isinstance(found, NetworkAutoencoder):
@@ -182,7 +182,7 @@ def _autoencoder(latent: LatentSpace, code: Any, library: Any) -> Any:
     return made.eval().requires_grad_(False)
 
 
-def _text(text: TextSpace | None, code: Any) -> dict[str, Any]:
+def _text(text: TextConfig | None, code: Any) -> dict[str, Any]:
     if text is None:
         return {"text_encoder": None, "tokenizer": None}
     if text.kind == "words":

@@ -1,4 +1,4 @@
-"""Foreign checkpoints, recognised: which network, which schedule, which kind, whose licence."""
+"""Foreign checkpoints, recognised: which network, which schedule, which kind, whose license."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SIDECAR = "atoll.json"
 NULL_TEXT = "null_text.safetensors"
 MOST_IMAGE_TOKENS = 65_536
 
-# what the official releases are under; anything else must be said with --licence
-LICENCES = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0"}
+# what the official releases are under; anything else must be said with --license
+LICENSES = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0"}
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Source:
     schedule: AnySchedule
     kind: Kind
     reversed_time: bool  # SiT: time runs from noise (0) to data (1), and the velocity points the other way
-    licence: str
+    license: str
     digest: str  # sha256 of the weights file
     card: Mapping[str, Any] = field(default_factory=dict)  # of an expert that `export` wrote: its own card
 
     @property
     def non_commercial(self) -> bool:
-        return bool(re.search(r"\bnc\b|non-?commercial", self.licence.lower()))
+        return bool(re.search(r"\bnc\b|non-?commercial", self.license.lower()))
 
 
 def read_source(
@@ -56,12 +56,12 @@ def read_source(
     *,
     heads: int | None = None,
     latent: tuple[int, int, int] | None = None,
-    licence: str | None = None,
+    license: str | None = None,
     null_text: Path | None = None,
 ) -> Source:
     """Read a checkpoint. `heads`, `latent` and `null_text` are needed only where the file does not say them."""
     if form == "diffusers":
-        return _read_diffusers(place, licence, null_text)
+        return _read_diffusers(place, license, null_text)
     foreign = read_checkpoint(place)
     layout: Layout = "pixart" if form == "pixart" else "dit"
     config, foreign, notes = _official_config(foreign, form, heads, latent, str(place))
@@ -80,7 +80,7 @@ def read_source(
         schedule=LinearFlow() if form == "sit" else DDPMBetas("linear"),
         kind=Kind.VELOCITY if form == "sit" else Kind.EPSILON,
         reversed_time=form == "sit",
-        licence=licence or LICENCES[form],
+        license=license or LICENSES[form],
         digest=sha256_file(place),
     )
 
@@ -145,7 +145,7 @@ def _recognise_positions(config: DiTConfig, table: Tensor, where: str) -> tuple[
     return replace(config, positions="learned"), {}
 
 
-def _read_diffusers(place: Path, licence: str | None, null_text_file: Path | None) -> Source:
+def _read_diffusers(place: Path, license: str | None, null_text_file: Path | None) -> Source:
     """A `DiTTransformer2DModel` or `PixArtTransformer2DModel` folder, or a pipeline folder that holds one."""
     folder = place / "transformer" if (place / "transformer").is_dir() else place
     if not folder.is_dir():
@@ -166,9 +166,9 @@ def _read_diffusers(place: Path, licence: str | None, null_text_file: Path | Non
         imported.weights["conditioning.null_text"] = null_text.float().contiguous()
         imported.sources["conditioning.null_text"] = (NULL_TEXT,)
     schedule, kind = _diffusers_process(place, card)
-    licence = licence or card.get("licence") or _model_card_licence(place)
-    if licence is None:
-        raise UserError(f"{place}: names no licence; say it with --licence, such as --licence Apache-2.0")
+    license = license or card.get("license") or _model_card_license(place)
+    if license is None:
+        raise UserError(f"{place}: names no license; say it with --license, such as --license Apache-2.0")
     return Source(
         name=place.name,
         form="diffusers",
@@ -178,7 +178,7 @@ def _read_diffusers(place: Path, licence: str | None, null_text_file: Path | Non
         schedule=schedule,
         kind=kind,
         reversed_time=False,
-        licence=str(licence),
+        license=str(license),
         digest=sha256_file(weights),
         card=card,
     )
@@ -297,7 +297,7 @@ def _diffusers_process(place: Path, card: Mapping[str, Any]) -> tuple[AnySchedul
     return schedules[found[0]], kinds[found[1]]
 
 
-def _model_card_licence(place: Path) -> str | None:
+def _model_card_license(place: Path) -> str | None:
     """`license:` in the front matter of a model card, if there is one."""
     for card in (place / "README.md", place.parent / "README.md"):
         if card.is_file():

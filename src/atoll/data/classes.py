@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..artifacts import Artifact, UserError, nearest, printable
+from ..artifacts import Artifact, UserError, sanitize, suggest
 
 FILLING = frozenset(["a", "an", "the", "of", "photo", "picture", "image"])  # "a photo of a cat" asks for a cat
 SHOWN = 10  # classes listed where several fit
@@ -34,7 +34,7 @@ def class_number(prompt: str | int, count: int, names: Sequence[str] | None = No
         return _checked(prompt, count, names)
     if names is not None and prompt in names[:count]:
         return names.index(prompt)
-    known = [printable(name, 60) for name in (names or ())[:count]]
+    known = [sanitize(name, 60) for name in (names or ())[:count]]
     fitting = _fitting(prompt, known)
     if len(fitting) == 1:
         return fitting[0]
@@ -50,7 +50,7 @@ def class_number(prompt: str | int, count: int, names: Sequence[str] | None = No
         raise UserError(
             f"--prompt {prompt!r}: this model reads a class number from 0 to {count - 1}; its classes have no names"
         )
-    raise UserError(f"--prompt {prompt!r}: no class of this model; {nearest(prompt, known)}")
+    raise UserError(f"--prompt {prompt!r}: no class of this model; {suggest(prompt, known)}")
 
 
 def _fitting(prompt: str, names: Sequence[str]) -> list[int]:
@@ -66,7 +66,7 @@ def _fitting(prompt: str, names: Sequence[str]) -> list[int]:
 
 def _checked(number: int, count: int, names: Sequence[str] | None) -> int:
     if not 0 <= number < count:
-        named = "" if names is None else f", {printable(names[0], 60)} to {printable(names[count - 1], 60)}"
+        named = "" if names is None else f", {sanitize(names[0], 60)} to {sanitize(names[count - 1], 60)}"
         raise UserError(f"--prompt {number}: this model knows the classes 0 to {count - 1}{named}")
     return number
 

@@ -18,13 +18,13 @@ from ..artifacts import (
     LOCK,
     STATE,
     Artifact,
-    Draft,
+    ArtifactWriter,
     Store,
     UserError,
     canonical_json,
     differences,
     find,
-    reuse,
+    load_if_same,
     sha256_bytes,
     write_atomic,
 )
@@ -33,7 +33,7 @@ from .sources import Unit
 KIND = "data"
 
 
-def chosen_before(out: str | Path | Store, draft: Draft) -> str | None:
+def chosen_before(out: str | Path | Store, draft: ArtifactWriter) -> str | None:
     """The features of the artifact at `out`, or of unfinished work there; None if there is neither."""
     there = find(out)
     if there is not None and there.manifest.kind == KIND:
@@ -42,7 +42,7 @@ def chosen_before(out: str | Path | Store, draft: Draft) -> str | None:
     return None if work is None else str(work["encoding"]["features"])
 
 
-def recorded_work(draft: Draft) -> dict[str, Any] | None:
+def recorded_work(draft: ArtifactWriter) -> dict[str, Any] | None:
     """What a killed run was doing in this folder; None if there is no record, or one that says too little."""
     record = draft.folder / STATE / "work.json"
     if not record.exists():
@@ -55,7 +55,7 @@ def already_there(out: str | Path | Store, request: dict[str, Any], reading: dic
     """The artifact an earlier, equal command has made. Counts and statistics are results, not settings."""
     there = find(out)
     if there is None or there.manifest.kind != KIND:
-        return reuse(out, KIND, request, {})  # None, or a line that says what is there
+        return load_if_same(out, KIND, request, {})  # None, or a line that says what is there
     before = logged_reading(there)
     if before is not None and not same_place(before["source"], reading["source"]):
         raise UserError(
@@ -67,7 +67,7 @@ def already_there(out: str | Path | Store, request: dict[str, Any], reading: dic
         raise UserError(
             f"{there.store}: already holds this source read in another way ({', '.join(changed)}); choose another --out"
         )
-    return reuse(out, KIND, {**there.config, "request": request}, there.manifest.parents)
+    return load_if_same(out, KIND, {**there.config, "request": request}, there.manifest.parents)
 
 
 def same_place(one: str, other: str) -> bool:
@@ -90,7 +90,7 @@ def digest_of(units: Sequence[Unit]) -> str:
     return sha256_bytes(canonical_json([[unit.key, unit.start, unit.stop] for unit in units]))
 
 
-def begin(draft: Draft, reading: dict[str, Any], encoding: dict[str, Any]) -> None:
+def begin(draft: ArtifactWriter, reading: dict[str, Any], encoding: dict[str, Any]) -> None:
     """Keep of a killed run's work what is still right: all, what was read, or nothing.
 
     Other files, or the same read otherwise, are refused. What was read serves other settings of the second pass, so

@@ -1,4 +1,4 @@
-"""Second half of prepare: encode the images of one range of ids, and normalise when the statistics are known.
+"""Second half of prepare: encode the images of one range of ids, and normalize when the statistics are known.
 
 Images are encoded in id order in batches of a fixed size with a fixed number of threads, so that a piece is the
 same bits whichever worker makes it and in whatever order the source was read. A shard is a few pieces joined:
@@ -25,9 +25,9 @@ from ..models.feature_extractors import load_extractor
 from .gather import slices_of_range, unite, write_table
 from .index import SCHEMA, split_of
 from .predecessor import known_ids
-from .preview import colour_sums, fitted, shrunk
+from .preview import color_sums, fitted, shrunk
 from .shards import join_shards, pack_captions, read_shard, write_shard, write_shard_to_list
-from .space import LatentSpace, TextSpace
+from .space import LatentConfig, TextConfig
 from .text import split_words, text_encoder
 
 THUMBNAIL = 16
@@ -39,14 +39,14 @@ class Encoders:
 
     autoencoder: str
     features: str
-    text: TextSpace | None
+    text: TextConfig | None
     text_storage: Literal["cache", "online"]
     device: str
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Range `number` of `ranges` of the ids in merged chunks: a piece of a shard to encode, not yet normalised.
+    """Range `number` of `ranges` of the ids in merged chunks: a piece of a shard to encode, not yet normalized.
 
     Ids in the index `known` are left out, and labels from `classes` on: for samples that come late, both are given.
     The map for previews is fitted on the pieces that are `sampled`.
@@ -82,7 +82,7 @@ def encode(task: EncodeTask) -> int:
     with fixed_threads(task.threads), torch.inference_mode():
         images = encode_images(task.encoders, gathered.pixels, task.batch)
         small = images.pop("small")
-        colours = colour_sums(images["latents"][train], small[train]) if task.sampled else None
+        colors = color_sums(images["latents"][train], small[train]) if task.sampled else None
         text = encode_captions(task.encoders, captions)
     labels = torch.tensor([-1 if label is None else label for label in known_labels], dtype=torch.int64)
     write_shard(task.folder / f"{task.number:05d}.safetensors", {**images, "labels": labels, **text})
@@ -112,13 +112,13 @@ def encode(task: EncodeTask) -> int:
             "unknown label": [gathered.ids[row].hex() for row in unknown],
         },
         **moments(images["latents"][train]),
-        "colours": colours,
+        "colors": colors,
     }
     write_atomic(marker, canonical_json(summary))
     return count
 
 
-def understood_captions(space: TextSpace | None, captions: list[list[str]]) -> tuple[list[list[str]], list[int]]:
+def understood_captions(space: TextConfig | None, captions: list[list[str]]) -> tuple[list[list[str]], list[int]]:
     """Captions without those that `words` networks have no rows for, and the samples that lost one.
 
     That happens to samples that come late, when the vocabulary is fixed; other encoders take anything.
@@ -198,7 +198,7 @@ def moments(latents: Tensor) -> dict[str, list[float] | int]:
     return {"values": values.shape[1], "sum": values.sum(1).tolist(), "squares": values.square().sum(1).tolist()}
 
 
-def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Sequence[dict[str, Any]]) -> LatentSpace:
+def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Sequence[dict[str, Any]]) -> LatentConfig:
     """Mean and std per channel over the train split; a channel that never changes keeps its scale."""
     values = sum(s["values"] for s in summaries)
     mean = np.sum([s["sum"] for s in summaries], axis=0) / values
@@ -206,20 +206,20 @@ def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Seque
     # below the rounding error of the subtraction there is no variance to speak of
     still = variance <= 1e-12 * np.maximum(mean**2, 1e-12)
     std = np.where(still, 1.0, np.sqrt(np.maximum(variance, 0.0)))
-    preview = fitted([s["colours"] for s in summaries if s.get("colours")], mean.tolist(), std.tolist())
-    return LatentSpace(
+    preview = fitted([s["colors"] for s in summaries if s.get("colors")], mean.tolist(), std.tolist())
+    return LatentConfig(
         autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()), preview=preview
     )
 
 
 @dataclass(frozen=True)
-class NormaliseTask:
-    """The encoded pieces of one shard, to be joined and normalised into `out`; `marker` is written last."""
+class NormalizeTask:
+    """The encoded pieces of one shard, to be joined and normalized into `out`; `marker` is written last."""
 
     pieces: tuple[Path, ...]
     out: Path
     marker: Path
-    space: LatentSpace
+    space: LatentConfig
 
 
 @dataclass(frozen=True)
@@ -231,11 +231,11 @@ class FinishedShard:
     file: FileEntry
 
 
-def normalise(task: NormaliseTask) -> FinishedShard:
+def normalize(task: NormalizeTask) -> FinishedShard:
     """Write the final shard, unless an earlier run has finished it."""
     if not (task.marker.exists() and task.out.exists()):
         whole = join_shards([read_shard(piece) for piece in task.pieces])
-        file = write_shard_to_list(task.out, {**whole, "latents": task.space.normalise(whole["latents"])})
+        file = write_shard_to_list(task.out, {**whole, "latents": task.space.normalize(whole["latents"])})
         write_atomic(task.marker, canonical_json({"rows": len(whole["labels"]), "file": file.model_dump()}))
     record = json.loads(task.marker.read_bytes())
     return FinishedShard(task.out.name, int(record["rows"]), FileEntry.model_validate(record["file"]))

@@ -92,9 +92,9 @@ def eight_bit(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise BadImage("unknown value range", "floating-point pixels")
     if image.mode in TRANSPARENT or "transparency" in image.info:
-        colour = image.convert("RGBA")
-        flat = Image.new("RGBA", colour.size, (255, 255, 255, 255))
-        flat.alpha_composite(colour)
+        color = image.convert("RGBA")
+        flat = Image.new("RGBA", color.size, (255, 255, 255, 255))
+        flat.alpha_composite(color)
         flat.info = image.info
         return flat.convert("RGB")
     return image

@@ -1,7 +1,7 @@
 """Samples that come late: a new data artifact on top of an old one.
 
 The old shards are taken over as they are (linked, where the disk allows it) and the new samples follow in shards of
-their own, encoded with the old settings, normalised with the old statistics and worded in the old vocabulary. So
+their own, encoded with the old settings, normalized with the old statistics and worded in the old vocabulary. So
 latents and text stay in the space that experts were trained in, and whoever holds the old shards fetches only the new.
 Classes stay too: a late label that is none of them is listed, and its sample kept without it.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from ..artifacts import Artifact, FileEntry, Store, UserError, link
-from .space import LatentSpace, TextSpace
+from .space import LatentConfig, TextConfig
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Predecessor:
         return Predecessor(Artifact.open(place, "data"))
 
     @property
-    def latent(self) -> LatentSpace:
-        return LatentSpace.model_validate(self.artifact.config["latent"])
+    def latent(self) -> LatentConfig:
+        return LatentConfig.model_validate(self.artifact.config["latent"])
 
     @property
-    def text(self) -> TextSpace | None:
+    def text(self) -> TextConfig | None:
         text = self.artifact.config["text"]
-        return None if text is None else TextSpace.model_validate(text)
+        return None if text is None else TextConfig.model_validate(text)
 
     @property
     def labels(self) -> int:

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..artifacts import STATE, Artifact, Draft, Store, UserError, canonical_json, printable
+from ..artifacts import STATE, Artifact, ArtifactWriter, Store, UserError, canonical_json, sanitize
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import best_extractor, extractor_id
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
-from .encode import Encoders, EncodeTask, NormaliseTask, encode, latent_space, normalise
+from .encode import Encoders, EncodeTask, NormalizeTask, encode, latent_space, normalize
 from .engine import Engine, Local
 from .gather import GatherTask, gather, read_rejects, read_table
 from .images import TOO_SMALL
@@ -28,7 +28,7 @@ from .predecessor import Predecessor
 from .progress import Progress, silent
 from .shards import read_shard, write_shard
 from .sources import Reject, Source, SourceConfig, Unit, is_digits, open_source
-from .space import TextSpace
+from .space import TextConfig
 from .text import Words, pretrained_space, text_encoder
 
 PIECES = 8  # parts of a shard that are encoded one by one
@@ -84,7 +84,7 @@ def prepare(
     check_device(device)
     check_apart(source, Store.at(out))
     source = source.rstrip("/") or source
-    draft = Draft(out, KIND, resumable=True)
+    draft = ArtifactWriter(out, KIND, resumable=True)
     old = None if onto is None else Predecessor.open(onto)
     origin = open_source(source, config.source)
     config = resolve(config, origin, old, chosen_before(out, draft), device)
@@ -141,7 +141,7 @@ def prepare(
         space = latent_space(autoencoder.id, latent_shape, summaries) if old is None else old.latent
         first = 0 if old is None else len(old.shards)
         targets = [
-            NormaliseTask(
+            NormalizeTask(
                 tuple(encoded / f"{piece:05d}.safetensors" for piece in pieces_of(number)),
                 draft.folder / "shards" / f"{first + number:05d}.safetensors",
                 encoded / f"{number:05d}.shard.json",
@@ -151,7 +151,7 @@ def prepare(
         ]
         done = 0
         written = {} if old is None else old.take_over(draft.folder)
-        for shard in workers.map(normalise, targets):
+        for shard in workers.map(normalize, targets):
             written[f"shards/{shard.name}"] = shard.file
             done += shard.rows
             progress("writing shards", done, count)
@@ -278,7 +278,7 @@ def gather_tasks(source: Source, units: Sequence[Unit], folder: Path, config: Pr
     ]
 
 
-def text_space(name: str, runs: Sequence[Path]) -> TextSpace | None:
+def text_space(name: str, runs: Sequence[Path]) -> TextConfig | None:
     """The text space of the encoder of this name, for the captions in these runs; None without captions."""
     if name == "none" or next(all_captions(runs), None) is None:
         return None
@@ -348,7 +348,7 @@ def first_reject(chunks: Path) -> str:
         return "it holds no images"
     fix = "; choose a smaller --size" if reject.reason == TOO_SMALL else ""
     detail = f" ({reject.detail})" if reject.detail else ""
-    return f"the first one, {printable(reject.name)}: {reject.reason}{detail}{fix}"
+    return f"the first one, {sanitize(reject.name)}: {reject.reason}{detail}{fix}"
 
 
 def feature_width(folder: Path) -> int:

@@ -29,21 +29,21 @@ def shrunk(images: Tensor, latents: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(to_unit(images), (height, width))
 
 
-def colour_sums(latents: Tensor, small: Tensor) -> dict[str, Any]:
+def color_sums(latents: Tensor, small: Tensor) -> dict[str, Any]:
     """A and B of equation (1), and the number of places, for some latents [N, C, H, W] and their images, shrunk."""
-    values, colours = (part.double().transpose(0, 1).flatten(1) for part in (latents, small))  # [C, places]
+    values, colors = (part.double().transpose(0, 1).flatten(1) for part in (latents, small))  # [C, places]
     f = torch.cat([values, torch.ones_like(values[:1])])
-    return {"places": f.shape[1], "A": (f @ f.T).tolist(), "B": (f @ colours.T).tolist()}
+    return {"places": f.shape[1], "A": (f @ f.T).tolist(), "B": (f @ colors.T).tolist()}
 
 
 def fitted(sums: Sequence[dict[str, Any]], mean: Sequence[float], std: Sequence[float]) -> PreviewMap | None:
-    """The map for latents normalised by mean and std; None where there was nothing to fit it on."""
+    """The map for latents normalized by mean and std; None where there was nothing to fit it on."""
     places = sum(part["places"] for part in sums)
     if not places:
         return None
     a, b = (np.sum([part[name] for part in sums], axis=0) / places for name in ("A", "B"))
-    # (z, 1) = to_normalised f: the map of normalised latents solves (T A T^T) map = T B
-    to_normalised = np.diag([*(1.0 / np.asarray(std)), 1.0])
-    to_normalised[:-1, -1] = -np.asarray(mean) / np.asarray(std)
-    solved = np.linalg.lstsq(to_normalised @ a @ to_normalised.T, to_normalised @ b, rcond=WEAKEST)[0].round(DIGITS)
+    # (z, 1) = to_normalized f: the map of normalized latents solves (T A T^T) map = T B
+    to_normalized = np.diag([*(1.0 / np.asarray(std)), 1.0])
+    to_normalized[:-1, -1] = -np.asarray(mean) / np.asarray(std)
+    solved = np.linalg.lstsq(to_normalized @ a @ to_normalized.T, to_normalized @ b, rcond=WEAKEST)[0].round(DIGITS)
     return PreviewMap(weights=tuple(map(tuple, solved[:-1].T.tolist())), bias=tuple(solved[-1].tolist()))

@@ -2,7 +2,7 @@
 
 One shard holds N samples:
 
-    latents   float32 [N, C, H, W]   normalised
+    latents   float32 [N, C, H, W]   normalized
     features  float32 [N, D]         only in data/, for clustering
     thumbnails uint8 [N, C, 16, 16]  only in data/, to compare with clustering by plain pixels
     labels    int64 [N]              -1 where there is none
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..artifacts import FileEntry, UserError, sha256_bytes, write_atomic
 from ..process import Condition
-from .space import TextSpace
+from .space import TextConfig
 from .text import TextEncoder, text_encoder
 
 TEXT_FIELDS = ("tokens", "mask", "pooled")
@@ -125,7 +125,7 @@ class ShardSet:
     embeddings stay; it may be set until the first batch.
     """
 
-    def __init__(self, paths: Sequence[Path], text: TextSpace | None = None, text_device: str = "cpu") -> None:
+    def __init__(self, paths: Sequence[Path], text: TextConfig | None = None, text_device: str = "cpu") -> None:
         self._space, self.text_device = text, text_device
         self._shards = [read_shard(Path(path)) for path in paths]
         for path, shard in zip(paths, self._shards, strict=True):
@@ -142,7 +142,7 @@ class ShardSet:
         return any("caption_text" in shard for shard in self._shards)
 
     def latents(self, rows: Tensor) -> Tensor:
-        """float32 [n, C, H, W], normalised."""
+        """float32 [n, C, H, W], normalized."""
         return self._gather("latents", rows)
 
     def features(self, rows: Tensor) -> Tensor:

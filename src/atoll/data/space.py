@@ -21,20 +21,20 @@ from ..models.autoencoders import to_bytes
 
 
 class PreviewMap(BaseModel):
-    """Pixel values in [-1, 1] from the normalised latent z at the same place: weights z + bias."""
+    """Pixel values in [-1, 1] from the normalized latent z at the same place: weights z + bias."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     weights: tuple[tuple[float, ...], ...] = Field(description="one row per image channel, of one value per latent's")
     bias: tuple[float, ...] = Field(description="one value per image channel")
 
     def __call__(self, latents: Tensor) -> Tensor:
-        """Normalised latents [N, C, H, W] to images [N, 1 or 3, H, W]."""
+        """Normalized latents [N, C, H, W] to images [N, 1 or 3, H, W]."""
         weights = torch.tensor(self.weights, dtype=latents.dtype, device=latents.device)
         return torch.einsum("ic,nchw->nihw", weights, latents) + _per_channel(self.bias, latents)
 
 
-class LatentSpace(BaseModel):
-    """Normalised latents: stored = (autoencoder latent - mean) / std, per channel.
+class LatentConfig(BaseModel):
+    """Normalized latents: stored = (autoencoder latent - mean) / std, per channel.
 
     `preview` is how they look, and no part of what they mean: spaces that differ in it are equal, and one without it
     is written as it was before there was one, so that digests stay.
@@ -48,7 +48,7 @@ class LatentSpace(BaseModel):
     preview: PreviewMap | None = None
 
     @model_validator(mode="after")
-    def _preview_fits(self) -> LatentSpace:
+    def _preview_fits(self) -> LatentConfig:
         if self.preview is not None:
             rows = {len(row) for row in self.preview.weights}
             if rows != {self.shape[0]} or not len(self.preview.weights) == len(self.preview.bias) in (1, 3):
@@ -61,7 +61,7 @@ class LatentSpace(BaseModel):
         return {name: value for name, value in values.items() if name != "preview" or value is not None}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LatentSpace) and self._meaning == other._meaning
+        return isinstance(other, LatentConfig) and self._meaning == other._meaning
 
     def __hash__(self) -> int:
         return hash(self._meaning)
@@ -70,7 +70,7 @@ class LatentSpace(BaseModel):
     def _meaning(self) -> tuple[object, ...]:
         return self.autoencoder, self.shape, self.mean, self.std
 
-    def normalise(self, latents: Tensor) -> Tensor:
+    def normalize(self, latents: Tensor) -> Tensor:
         """The autoencoder's latents [N, C, H, W] as networks see them."""
         return (latents - _per_channel(self.mean, latents)) / _per_channel(self.std, latents)
 
@@ -89,7 +89,7 @@ class LatentSpace(BaseModel):
 
 
 def restored(latents: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Normalised latents [N, C, H, W] back in the autoencoder's own scale, per channel."""
+    """Normalized latents [N, C, H, W] back in the autoencoder's own scale, per channel."""
     return latents * _per_channel(std, latents) + _per_channel(mean, latents)
 
 
@@ -97,7 +97,7 @@ def _per_channel(values: Sequence[float], latents: Tensor) -> Tensor:
     return torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1)
 
 
-class TextSpace(BaseModel):
+class TextConfig(BaseModel):
     """How captions become a Condition.
 
     words   `tokens` holds word ids int64 [B, L]; each network learns its own table
@@ -113,7 +113,7 @@ class TextSpace(BaseModel):
     vocabulary: tuple[str, ...] | None = Field(None, description="the words by id; only for words")
 
 
-def text_space(data: Artifact) -> TextSpace | None:
+def text_space(data: Artifact) -> TextConfig | None:
     """How the captions of a data artifact become conditions; None if it has no text."""
     text = data.config["text"]
-    return None if text is None else TextSpace.model_validate(text)
+    return None if text is None else TextConfig.model_validate(text)

@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..artifacts import UserError, nearest
+from ..artifacts import UserError, suggest
 from ..models.text_encoders import load_pretrained_text
-from .space import TextSpace
+from .space import TextConfig
 
 MOST_WORDS = 65_536  # a larger vocabulary is not a toy any more: use a pretrained text encoder
 
@@ -38,7 +38,7 @@ class Words:
     vocabulary is an error, because no network has a row for it.
     """
 
-    space: TextSpace
+    space: TextConfig
 
     @staticmethod
     def of(captions: Iterable[str]) -> Words:
@@ -55,7 +55,7 @@ class Words:
                     "use a pretrained text encoder"
                 )
         return Words(
-            TextSpace(encoder="words", kind="words", length=longest, width=None, vocabulary=tuple(sorted(words)))
+            TextConfig(encoder="words", kind="words", length=longest, width=None, vocabulary=tuple(sorted(words)))
         )
 
     @cached_property
@@ -74,7 +74,7 @@ def word_ids(captions: Sequence[str], ids: Mapping[str, int], length: int) -> di
         words = split_words(caption)
         for word in words:
             if word not in ids:
-                raise UserError(f"prompt {caption!r}: unknown word {word!r}; {nearest(word, list(ids))}")
+                raise UserError(f"prompt {caption!r}: unknown word {word!r}; {suggest(word, list(ids))}")
         if len(words) > length:
             raise UserError(f"prompt {caption!r}: {len(words)} words, the model takes at most {length}; shorten it")
         tokens[row, : len(words)] = torch.tensor([ids[word] for word in words], dtype=torch.int64)
@@ -82,14 +82,16 @@ def word_ids(captions: Sequence[str], ids: Mapping[str, int], length: int) -> di
     return {"tokens": tokens, "mask": mask}
 
 
-def text_encoder(space: TextSpace, device: str = "cpu") -> TextEncoder:
+def text_encoder(space: TextConfig, device: str = "cpu") -> TextEncoder:
     """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
     if space.kind == "words":
         return Words(space)
     return load_pretrained_text(space.encoder, device)
 
 
-def pretrained_space(name: str) -> TextSpace:
+def pretrained_space(name: str) -> TextConfig:
     """The text space of a pretrained encoder such as clip:PLACE or minilm."""
     encoder = load_pretrained_text(name)
-    return TextSpace(encoder=encoder.id, kind=encoder.kind, length=encoder.length, width=encoder.width, vocabulary=None)
+    return TextConfig(
+        encoder=encoder.id, kind=encoder.kind, length=encoder.length, width=encoder.width, vocabulary=None
+    )

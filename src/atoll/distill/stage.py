@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, differences, find, only_one, printable
+from ..artifacts import Artifact, Store, UserError, canonical_json, differences, file_lock, find, sanitize
 from ..data.index import Index
 from ..data.shards import ResidentSamples
 from ..data.text import text_encoder
@@ -27,7 +27,7 @@ from ..ensemble.routes import TopK, parse_route
 from ..ensemble.signatures import check_signed
 from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
 from ..ensemble.weights import Precision
-from ..islands.expert import ExpertCard, Teacher, all_licences, write_expert
+from ..islands.expert import ExpertCard, Teacher, all_licenses, write_expert
 from ..islands.order import Order
 from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
@@ -103,8 +103,8 @@ class Teachers:
 
     def card(self, plan: DistillPlan, data: Artifact | None) -> ExpertCard:
         """Of a student from random weights."""
-        named = tuple(Teacher(cluster=k, digest=e.digest, licence=e.card.licence) for k, e in self.experts.items())
-        licences = [None if data is None else data.manifest.licence, *(teacher.licence for teacher in named)]
+        named = tuple(Teacher(cluster=k, digest=e.digest, license=e.card.license) for k, e in self.experts.items())
+        licenses = [None if data is None else data.manifest.license, *(teacher.license for teacher in named)]
         return ExpertCard(
             architecture=plan.network,
             schedule=plan.objective.schedule,
@@ -113,7 +113,7 @@ class Teachers:
             text=self.version.text,
             images=plan.training.images,
             partition=self.version.partition.digest,
-            licence=all_licences(licences),
+            license=all_licenses(licenses),
             teachers=named,
             class_names=self.version.class_names,
         )
@@ -169,7 +169,7 @@ def distill(
         return done
     state, leads = out / "state", leads_its_team()
     desk = Desk.at(resources, state)
-    with only_one(state) if leads else nullcontext():
+    with file_lock(state) if leads else nullcontext():
         if (done := finished(out, parents, MADE_BY)) is not None:  # by a process that held the lock until now
             return done
         log = Log(out / "log.jsonl", watch) if leads else Silence()
@@ -295,7 +295,7 @@ def check_plan_of(out: Path, plan: DistillPlan) -> None:
         return
     changed = differences(made.model_dump(mode="json"), plan.model_dump(mode="json"))
     raise UserError(
-        f"{out}: holds a student of another plan ({'; '.join(map(printable, changed[:4]))}); "
+        f"{out}: holds a student of another plan ({'; '.join(map(sanitize, changed[:4]))}); "
         "choose another --out, or ask for what it had"
     )
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ..artifacts import Artifact, Reference, Store, UserError, explain
 from ..data.classes import class_names
-from ..data.space import LatentSpace, text_space
+from ..data.space import LatentConfig, text_space
 from .checks import Checks
 from .routes import parse_route
 from .signatures import sign_version
@@ -126,7 +126,7 @@ def with_orders(
             partition=cut,
             orders=new,
             clusters=int(partition.config["clusters"]),
-            latent=LatentSpace.model_validate(data.config["latent"]),
+            latent=LatentConfig.model_validate(data.config["latent"]),
             text=text_space(data),
             class_names=class_names(data),
         )

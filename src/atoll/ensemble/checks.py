@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..artifacts import Artifact, Reference, Store, UserError, find
-from ..data.space import LatentSpace, text_space
+from ..data.space import LatentConfig, text_space
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import ExpertCard, read_expert_card
 from ..islands.order import Order, read_order
@@ -59,7 +59,7 @@ class Checks:
         data = self.opened(version.data, "data")
         if data is None:
             return
-        if LatentSpace.model_validate(data.config["latent"]) != version.latent:
+        if LatentConfig.model_validate(data.config["latent"]) != version.latent:
             raise self.wrong(version, f"latent: is not the latent space of {version.data.path}")
         if text_space(data) != version.text:
             raise self.wrong(version, f"text: is not the text space of {version.data.path}")
@@ -87,7 +87,7 @@ class Checks:
             "cluster": (member.cluster, card.cluster),
             "order": (member.order, card.order),
             "objective": (member.objective, objective_of(card)),
-            "licence": (member.licence, card.licence),
+            "license": (member.license, card.license),
         }
         for name, (here, there) in said.items():
             if here != there:

@@ -60,16 +60,16 @@ class Ensemble:
 
 
 def load_ensemble(
-    run: Store, router: str | None = None, placement: Placement = Placement(), organisers: bytes | None = None
+    run: Store, router: str | None = None, placement: Placement = Placement(), organizers: bytes | None = None
 ) -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
 
     An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`. Another one in
-    its place is refused: somebody put it there. Where the run names its organisers, or the caller does, one of them
+    its place is refused: somebody put it there. Where the run names its organizers, or the caller does, one of them
     must have signed the version.
     """
     version = open_ensemble(run)
-    check_signed(run, version, organisers)
+    check_signed(run, version, organizers)
     checks = Checks(run)
     checks.check(version.model_copy(update={"experts": ()}))
     if router is not None:

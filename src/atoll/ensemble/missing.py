@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..artifacts import Notice, UserError
+from ..artifacts import AtollWarning, UserError
 from ..process import Condition, Kind, Prediction, Schedule
 
 
-class ExpertsMissing(Notice):
+class ExpertsMissing(AtollWarning):
     """A model was loaded without some of its experts."""
 
 

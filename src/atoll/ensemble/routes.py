@@ -38,7 +38,7 @@ class Full:
     """Every expert, as the router weighs it. Exact for an exact router."""
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
-        return _renormalised(weights)
+        return _renormalized(weights)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Threshold:
         _check_share("threshold", self.p)
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
-        chosen = _renormalised(weights) >= self.p
+        chosen = _renormalized(weights) >= self.p
         largest = weights.argmax(dim=1, keepdim=True)
-        return _renormalised(weights * chosen.scatter(1, largest, True))
+        return _renormalized(weights * chosen.scatter(1, largest, True))
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Nucleus:
         _check_share("nucleus", self.p)
 
     def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
-        ranked, order = _renormalised(weights).sort(dim=1, descending=True, stable=True)
+        ranked, order = _renormalized(weights).sort(dim=1, descending=True, stable=True)
         larger = ranked.cumsum(dim=1) - ranked  # what the experts before this one hold together
         chosen = torch.zeros_like(weights, dtype=torch.bool).scatter(1, order, larger < self.p)
-        return _renormalised(weights * chosen)
+        return _renormalized(weights * chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,14 +168,14 @@ def _check_share(name: str, p: float) -> None:
         raise ValueError(f"a {name} route needs a share in (0, 1], got {p}")
 
 
-def _renormalised(weights: Tensor) -> Tensor:
+def _renormalized(weights: Tensor) -> Tensor:
     return weights / weights.sum(dim=1, keepdim=True)
 
 
 def _only(weights: Tensor, experts: Tensor) -> Tensor:
-    """The weights of some experts per row [B, k], the rest zero, renormalised."""
+    """The weights of some experts per row [B, k], the rest zero, renormalized."""
     kept = torch.zeros_like(weights).scatter(1, experts, weights.gather(1, experts))
-    return _renormalised(kept)
+    return _renormalized(kept)
 
 
 def _drawn(name: str, seeds: Tensor | None, weights: Tensor, t: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def _drawn(name: str, seeds: Tensor | None, weights: Tensor, t: Tensor) -> Tenso
     if seeds is None or len(seeds) != len(weights):
         raise ValueError(f"route {name} needs one seed per row ({len(weights)}): bind it to the batch's images")
     u = _uniform(seeds.to(weights.device), t).to(weights.dtype)
-    below = _renormalised(weights).cumsum(dim=1) <= u[:, None]
+    below = _renormalized(weights).cumsum(dim=1) <= u[:, None]
     # rounding may leave the last sum below u: then it is the last expert that has any weight
     last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
     return _one_hot(torch.minimum(below.sum(dim=1), last), weights)

@@ -1,4 +1,4 @@
-"""Versions signed by their organisers, for runs that have a file `organisers`: their names and public keys.
+"""Versions signed by their organizers, for runs that have a file `organizers`: their names and public keys.
 
 RUN/ensemble/signatures/<digest>.sig is of the version with that digest, and is written before the version is: there
 is no moment at which a version counts and is not signed. The key is named by the environment, ATOLL_KEY, since every
@@ -15,12 +15,12 @@ from ..artifacts.signing import MOST_SIGNATURE, allowed_line, sign, signer, stat
 from .versions import FOLDER, Version, open_ensemble
 
 KEY = "ATOLL_KEY"
-ORGANISERS = "organisers"  # an allowed_signers file
+ORGANISERS = "organizers"  # an allowed_signers file
 SIGNATURES = "signatures"
 MOST_ORGANISERS = 2**20
 
 
-def organisers_of(run: Store) -> bytes | None:
+def organizers_of(run: Store) -> bytes | None:
     """Who signs the versions of a run; None where nobody does."""
     try:
         return run.read(ORGANISERS, MOST_ORGANISERS)
@@ -30,27 +30,27 @@ def organisers_of(run: Store) -> bytes | None:
 
 def sign_version(run: Store, version: Version) -> None:
     """Leave a signature of a version that is about to be created, if the run's versions are signed."""
-    organisers = organisers_of(run)
-    if organisers is None:
+    organizers = organizers_of(run)
+    if organizers is None:
         return
     key = os.environ.get(KEY)
     if key is None:
         raise UserError(f"{run}: its versions are signed; say with which key: {KEY}=~/.ssh/id_ed25519 atoll ...")
-    put_signature(run, version, key, organisers)
+    put_signature(run, version, key, organizers)
 
 
-def put_signature(run: Store, version: Version, key: str | Path, organisers: bytes) -> None:
+def put_signature(run: Store, version: Version, key: str | Path, organizers: bytes) -> None:
     said = version_statement(version)
     signature = sign(said, key)
-    if signer(said, signature, organisers) is None:
+    if signer(said, signature, organizers) is None:
         raise UserError(f"{KEY} {key}: is no key of {run}/{ORGANISERS}; use one that is, or add it there")
     place(run).write(f"{version.digest()}.sig", signature)
 
 
-def begin_signing(run: Store, key: str | Path, name: str = "organiser") -> Version:
-    """Make this key an organiser's of the run, and sign the newest version with it."""
+def begin_signing(run: Store, key: str | Path, name: str = "organizer") -> Version:
+    """Make this key an organizer's of the run, and sign the newest version with it."""
     version = open_ensemble(run)
-    known = organisers_of(run) or b""
+    known = organizers_of(run) or b""
     line = allowed_line(name, key)
     known = known if line in known else known + line
     put_signature(run, version, key, known)
@@ -58,9 +58,9 @@ def begin_signing(run: Store, key: str | Path, name: str = "organiser") -> Versi
     return version
 
 
-def check_signed(run: Store, version: Version, organisers: bytes | None = None) -> str | None:
-    """The organiser who signed a version. Refused if nobody did whose key is given, or else in the run's own file."""
-    known = organisers_of(run) if organisers is None else organisers
+def check_signed(run: Store, version: Version, organizers: bytes | None = None) -> str | None:
+    """The organizer who signed a version. Refused if nobody did whose key is given, or else in the run's own file."""
+    known = organizers_of(run) if organizers is None else organizers
     if known is None:
         return None
     try:
@@ -70,7 +70,7 @@ def check_signed(run: Store, version: Version, organisers: bytes | None = None) 
     name = signer(version_statement(version), signature, known)
     if name is None:
         raise UserError(
-            f"{run}: version {version.version} of its model is signed by no organiser it names; ask them, or look at "
+            f"{run}: version {version.version} of its model is signed by no organizer it names; ask them, or look at "
             f"`atoll ensemble {run}`"
         )
     return name

@@ -44,7 +44,7 @@ def shell(place: Store) -> str:
 def stages(run: Store) -> list[Stage]:
     """Every stage of a run, in the order in which they are made. A place that holds none is refused."""
     if (alone := expert_at(run)) is not None:
-        return [there(alone, f", licence {alone.manifest.licence or 'not said'}")]
+        return [there(alone, f", license {alone.manifest.license or 'not said'}")]
     if not holds_run(run):
         raise UserError(f"{run}: is no run, it holds nothing of one; check the path, or make one with `atoll demo`")
     version = find_ensemble(run)

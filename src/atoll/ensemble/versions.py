@@ -22,18 +22,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..artifacts import (
     DIGEST,
     Artifact,
-    Notice,
+    AtollWarning,
     Reference,
     Store,
     UserError,
     canonical_json,
     explain,
     find,
-    printable,
+    remove_stale,
+    sanitize,
     sha256_bytes,
-    sweep,
 )
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..process import AnySchedule, LinearFlow
 from .routes import parse_route
 
@@ -65,9 +65,9 @@ class Member(Reference):
     order: str = Field(pattern=DIGEST, description="digest of the order it was trained for")
     objective: str = Field(max_length=200, description="for people: such as epsilon on cosine-vp")
     yardsticks: Yardsticks | None = None
-    licence: str | None = Field(None, max_length=2000)
+    license: str | None = Field(None, max_length=2000)
     serving: bool = True
-    contributor: str | None = Field(None, max_length=80, description="as the organiser's list of signers calls them")
+    contributor: str | None = Field(None, max_length=80, description="as the organizer's list of signers calls them")
     copies: tuple[Annotated[str, Field(max_length=80)], ...] = Field(
         (), max_length=1000, description="who sent the very same one later, in the same words"
     )
@@ -96,8 +96,8 @@ class Version(BaseModel):
         max_length=MOST_ORDERS, description="every orders artifact whose orders are accepted, newest last"
     )
     clusters: int = Field(gt=0, le=MOST_CLUSTERS)
-    latent: LatentSpace
-    text: TextSpace | None = None
+    latent: LatentConfig
+    text: TextConfig | None = None
     class_names: tuple[str, ...] | None = Field(None, description="of the data's labels, by number, where it has names")
     reference: AnySchedule = LinearFlow()
     route: str = Field(DEFAULT_ROUTE, max_length=40)
@@ -207,10 +207,10 @@ def read_version(folder: Store, number: int) -> Version | Damaged:
         if folder.is_local and error.errno in NO_FILE:
             return Damaged(f"is no file ({why.lower()})")
         # to go on without it would undo what somebody did
-        raise UserError(f"{folder}/{file_name(number)}: cannot be read ({printable(why)}); try again") from error
+        raise UserError(f"{folder}/{file_name(number)}: cannot be read ({sanitize(why)}); try again") from error
 
 
-class DamagedHistory(Notice):
+class DamagedHistory(AtollWarning):
     """A run has versions that do not count, since a file is damaged or missing."""
 
 
@@ -319,7 +319,7 @@ def clean_run(place: str | Store) -> Store:
     """The run at a place, without what killed processes have left in it."""
     run = Store.at(place)
     if run.is_local and run.exists(FOLDER):  # any other folder may be somebody's home
-        sweep(run.path)
+        remove_stale(run.path)
     return run
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from .sheet import INK, RULE, expert_colour
+from .sheet import INK, RULE, expert_color
 
 TIME_AXIS = "t, from noise (1) to data (0)"  # as images are painted, in every chart
 
@@ -21,7 +21,7 @@ def lines(
     *,
     x: str,
     y: str,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
     dashed: Sequence[str] = (),
     log: bool = False,
     percent: bool = False,
@@ -30,8 +30,8 @@ def lines(
     """A line chart: name -> (xs, ys). With `falling`, x goes down from left to right."""
     figure, axes = _axes(x, y)
     for place, (name, (xs, ys)) in enumerate(curves.items()):
-        colour = (colours or {}).get(name, expert_colour(place))
-        axes.plot(xs, ys, label=name, color=colour, linewidth=1.8, linestyle="--" if name in dashed else "-")
+        color = (colors or {}).get(name, expert_color(place))
+        axes.plot(xs, ys, label=name, color=color, linewidth=1.8, linestyle="--" if name in dashed else "-")
     if log:
         axes.set_yscale("log")
         low, high = axes.get_ylim()

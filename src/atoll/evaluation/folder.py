@@ -2,7 +2,7 @@
 
     calls/0001/     the samples of the first call, an artifact: samples.json has every setting
     00000.png ...   all images, in the order of the calls
-    sheet.png       all of them, one row per prompt, framed in the colours of the experts
+    sheet.png       all of them, one row per prompt, framed in the colors of the experts
     images.json     which file is of which prompt, seed, expert and call
 
 Only what is in `calls` is kept for good; the rest is made from it and may be made again.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ..artifacts import Artifact, UserError, find, only_one, sweep, write_atomic
+from ..artifacts import Artifact, UserError, file_lock, find, remove_stale, write_atomic
 from ..model import Model, to_pil
 from .samples import KIND, SampleSettings, read_samples, settled, write_samples
 from .sheet import painted_sheet, rows_by_prompt
@@ -49,9 +49,9 @@ def add_samples(
     settings = settled(model, settings)
     model.guided_condition(settings.prompts, settings.negative_prompt, settings.sampling)  # refused before it is begun
     wanted, calls = settings.model_dump(mode="json"), out / CALLS
-    with only_one(calls):
-        sweep(calls)
-        sweep(out, deep=False)
+    with file_lock(calls):
+        remove_stale(calls)
+        remove_stale(out, deep=False)
         there = [Artifact.open(calls / name, KIND) for name in call_names(calls)]
         known = [c for c in there if (c.config["settings"], c.manifest.parents.get("model")) == (wanted, model.digest)]
         if not known:

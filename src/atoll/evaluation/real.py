@@ -18,7 +18,7 @@ from ..artifacts import Artifact, UserError
 from ..data.classes import class_names, class_title
 from ..data.index import Index
 from ..data.shards import ShardSet, write_shard
-from ..data.space import LatentSpace
+from ..data.space import LatentConfig
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import FeatureExtractor, load_extractor
 from ..models.lpips import LPIPS
@@ -252,7 +252,7 @@ def decoded_features(
     file = None if kept is None else kept / f"{name}.safetensors"
     if file is not None and file.is_file():
         return load_file(file)["features"]
-    space = LatentSpace.model_validate(data.config["latent"])
+    space = LatentConfig.model_validate(data.config["latent"])
     autoencoder = load_autoencoder(space.autoencoder)
     parts = []
     for rows in torch.arange(len(samples)).split(DECODED):

@@ -24,7 +24,7 @@ from .exactness import TIMES, fusion_errors
 from .figures import TIME_AXIS, data_uri, heat_map, lines
 from .samples import StoredImages, spaced
 from .scores import SCORES, number_title, number_written, other_numbers
-from .sheet import expert_colour, painted_sheet, rows_by_prompt
+from .sheet import expert_color, painted_sheet, rows_by_prompt
 
 PER_PROMPT = 12  # images of each prompt shown for an arm
 PROMPTS = 10
@@ -176,7 +176,7 @@ class Page:
 
     def samples(self) -> str:
         legend = "".join(
-            f'<span class="key"><i style="background:{expert_colour(m.cluster)}"></i>expert {m.cluster} '
+            f'<span class="key"><i style="background:{expert_color(m.cluster)}"></i>expert {m.cluster} '
             f"<small>{escape(m.objective)}</small></span>"
             for m in self.experts
         )
@@ -214,7 +214,7 @@ class Page:
                 f"{'-' if score.outside is None else f'{score.outside:.3f}'}, a Gaussian's {score.gaussian:.3f}"
             )
             cards.append(
-                f'<figure class="card" style="border-top-color:{expert_colour(member.cluster)}">'
+                f'<figure class="card" style="border-top-color:{expert_color(member.cluster)}">'
                 f'<img src="{data_uri(sheet)}" alt="real samples of cluster {member.cluster}">'
                 f"<figcaption><b>cluster {member.cluster}</b>, {sizes[member.cluster]['train']:,} training images"
                 f"{''.join(f'<br>{escape(line)}' for line in told[member.cluster])}"
@@ -249,8 +249,8 @@ class Page:
         experts = {f"expert {m.cluster} ({m.objective.split(' ')[0]})": place_of(self.run, m) for m in self.experts}
         monolith = self.version.monolith
         places = experts | ({} if monolith is None else {"monolith": place_of(self.run, monolith)})
-        colours = {name: expert_colour(m.cluster) for name, m in zip(experts, self.experts, strict=True)}
-        colours |= {"monolith": "#1f2933"}
+        colors = {name: expert_color(m.cluster) for name, m in zip(experts, self.experts, strict=True)}
+        colors |= {"monolith": "#1f2933"}
         charts = []
         for key, label in (
             ("yardstick", "velocity error on the validation set"),
@@ -266,7 +266,7 @@ class Page:
                 if rows:
                     # images as a share of the budget: the monolith sees K times as many
                     curves[name] = ([row["images"] / rows[-1]["images"] for row in rows], [row[key] for row in rows])
-            chart = lines(curves, x="share of the budget", y=label, colours=colours, dashed=["monolith"], log=True)
+            chart = lines(curves, x="share of the budget", y=label, colors=colors, dashed=["monolith"], log=True)
             charts.append(f"<figure>{chart}</figure>")
         return f'<div class="charts">{"".join(charts)}</div>'
 

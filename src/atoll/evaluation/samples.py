@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import STATE, Artifact, Draft, atomic_file, canonical_json, reuse, write_atomic
+from ..artifacts import STATE, Artifact, ArtifactWriter, atomic_file, canonical_json, load_if_same, write_atomic
 from ..ensemble.load import Ensemble
 from ..ensemble.record import Record
 from ..model import Model
@@ -119,11 +119,11 @@ def collect_samples(about: About, settings: SampleSettings, out: Path, paint: Pa
     """Have the parts painted that are not there yet, and make one artifact of all. `settings` leave nothing open."""
     dumped = settings.model_dump(mode="json")
     config, parents = {"settings": dumped, "pictures": False}, {"model": about.digest}
-    if (done := reuse(out, KIND, config, parents)) is not None:
+    if (done := load_if_same(out, KIND, config, parents)) is not None:
         return done
     count, size = len(settings.prompts), about.part
     asked = canonical_json([config, parents, size])
-    with Draft(out, KIND, resumable=True) as draft:
+    with ArtifactWriter(out, KIND, resumable=True) as draft:
         state = draft.folder / STATE
         if not (state / ASKED).is_file() or (state / ASKED).read_bytes() != asked:
             draft.clear()  # half-done work of another call

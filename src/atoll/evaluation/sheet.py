@@ -1,4 +1,4 @@
-"""Sheets of painted images: one row per prompt, each image framed in the colour of the expert that did most of it."""
+"""Sheets of painted images: one row per prompt, each image framed in the color of the expert that did most of it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-# one colour per expert, told apart by people with any colour vision (Okabe and Ito); beyond eight they repeat
+# one color per expert, told apart by people with any color vision (Okabe and Ito); beyond eight they repeat
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#8C564B")
 INK, PAPER, RULE = "#1f2933", "#ffffff", "#d9dee3"
 FRAME, GAP = 2, 3  # pixels around an image and between two
 LONGEST_LABEL = 40  # characters
 
 
-def expert_colour(k: int) -> str:
+def expert_color(k: int) -> str:
     return PALETTE[k % len(PALETTE)]
 
 
@@ -43,9 +43,9 @@ def painted_sheet(
     labels: Sequence[str] = (),
     legend: bool = False,
 ) -> Image.Image:
-    """Rows of images, as indices into uint8 [N, C, H, W], each framed in the colour of its main expert.
+    """Rows of images, as indices into uint8 [N, C, H, W], each framed in the color of its main expert.
 
-    Images may differ in size if they come as a list. With `legend`, a line below says whose colour is whose.
+    Images may differ in size if they come as a list. With `legend`, a line below says whose color is whose.
     """
     step, font = tile + 2 * FRAME + GAP, _font(tile)
     labels = [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..." for label in labels]
@@ -63,12 +63,12 @@ def painted_sheet(
         for c, i in enumerate(row):
             left, top = margin + c * step, r * step
             main = None if experts is None else experts[i]
-            colour = RULE if main is None else expert_colour(main)
-            draw.rectangle((left, top, left + tile + 2 * FRAME - 1, top + tile + 2 * FRAME - 1), fill=colour)
+            color = RULE if main is None else expert_color(main)
+            draw.rectangle((left, top, left + tile + 2 * FRAME - 1, top + tile + 2 * FRAME - 1), fill=color)
             sheet.paste(_tile(images[i], tile), (left + FRAME, top + FRAME))
     for place, k in enumerate(shown):
         left, middle = entry * (place % across), step * len(rows) + key_height * (place // across) + key_height // 2
-        draw.rectangle((left + 2, middle - 6, left + 14, middle + 6), fill=expert_colour(k))
+        draw.rectangle((left + 2, middle - 6, left + 14, middle + 6), fill=expert_color(k))
         draw.text((left + 20, middle), f"expert {k}", INK, font, anchor="lm")
     return sheet
 

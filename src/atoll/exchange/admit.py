@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import Artifact, Draft, Manifest, Store, UserError, find, printable
+from ..artifacts import Artifact, ArtifactWriter, Manifest, Store, UserError, find, sanitize
 from ..ensemble.changes import begun, change_ensemble
 from ..ensemble.checks import Checks, check_spaces, objective_of
 from ..ensemble.versions import Member, Version, Yardsticks, is_whole, open_ensemble, open_reference, place_of
@@ -100,7 +100,7 @@ def admit(
     in the quarantine with the reasons, and is refused at once when it comes `again`, unless that is asked for. With an
     `allowance` nobody gets more judged than that.
 
-    `signers` is the organiser's allowed_signers file, RUN/allowed_signers if none is named. Where there is one, who
+    `signers` is the organizer's allowed_signers file, RUN/allowed_signers if none is named. Where there is one, who
     signed with no key of it is refused, unless `unsigned_ok`; where there is none, only if that is False.
     """
     run.check_creates()
@@ -117,7 +117,7 @@ def admit(
             return credited(run, member, manifest, read_signature(source), known)
     before = read_reasons(run, name)
     if before is not None and before.get("whole") and before.get("contribution") == manifest.digest() and not again:
-        why = printable(str(before.get("reason", "")), 200)
+        why = sanitize(str(before.get("reason", "")), 200)
         raise Refused(f"{source}: was refused before ({why}); --again judges it anew")
     signature = read_signature(source)
     judge = Judge(run, version, order, manifest, str(source), named_or_best(device), replace)
@@ -133,7 +133,7 @@ def admit(
         if allowance is not None and not judge.whole:
             allowance.refund(judge.contributor)
         write_reasons(run, name, judge.told(refusal))
-        raise Refused(printable(str(refusal), 600)) from refusal
+        raise Refused(sanitize(str(refusal), 600)) from refusal
     leave(run, name)
     return admission
 
@@ -199,7 +199,7 @@ class Judge:
             order=self.order.digest(),
             objective=objective_of(expert.card),
             yardsticks=yardsticks,
-            licence=expert.card.licence,
+            license=expert.card.license,
             contributor=self.contributor,
         )
         place = place_of(self.run, member)
@@ -392,7 +392,7 @@ class Judge:
 
     def told(self, refusal: Refused) -> dict[str, Any]:
         return {
-            "reason": printable(str(refusal), 600),
+            "reason": sanitize(str(refusal), 600),
             "contribution": self.manifest.digest(),
             "order": self.order.digest(),
             "cluster": self.order.cluster,
@@ -454,11 +454,11 @@ def copy_expert(source: Artifact, place: Store) -> None:
     """Copy the listed files of our own copy into the run, manifest last: it has the same digest."""
     if (there := find(place)) is not None and there.digest == source.digest:
         return
-    with Draft(place, KIND) as draft:
+    with ArtifactWriter(place, KIND) as draft:
         for name in source.names():
             shutil.copyfile(source.file(name), draft.folder / name)
         manifest = source.manifest
-        copied = draft.commit(config=manifest.config, parents=manifest.parents, licence=manifest.licence)
+        copied = draft.commit(config=manifest.config, parents=manifest.parents, license=manifest.license)
     assert copied.digest == source.digest
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..artifacts import Store, UserError
 from ..data.contact_sheet import COLUMNS, titled_sheet
-from ..data.space import LatentSpace
+from ..data.space import LatentConfig
 from ..ensemble.load import Ensemble, load_ensemble
 from ..ensemble.missing import RouterAmong
 from ..ensemble.placing import Placement
@@ -51,8 +51,8 @@ class Canary:
     real: Tensor
     cluster: int
 
-    def sheet(self, latent: LatentSpace) -> bytes:
-        """A PNG for the organiser's eye: the candidate beside real images, and the model with it and without it."""
+    def sheet(self, latent: LatentConfig) -> bytes:
+        """A PNG for the organizer's eye: the candidate beside real images, and the model with it and without it."""
         both = f"first row cluster {self.cluster}, second row others"
         parts = {
             f"real, cluster {self.cluster}": self.real,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from ..artifacts import DIGEST, Manifest, UserError, canonical_json, differences, explain, printable
+from ..artifacts import DIGEST, Manifest, UserError, canonical_json, differences, explain, sanitize
 from ..islands.expert import KIND, ExpertCard
 from ..islands.order import Order
 from ..islands.start import card_from
@@ -23,17 +23,17 @@ from .quarantine import Refused
 
 FILES = frozenset({"expert.json", "metrics.jsonl", "model.safetensors"})  # what `atoll train` leaves
 METRICS = frozenset({"images", "loss", "yardstick"})
-OWN_START = frozenset({"schedule", "kind", "origin", "licence", "bridge_limit"})  # that a start of one's own may change
-MOST_TEXT = 400  # characters of an origin or a licence
+OWN_START = frozenset({"schedule", "kind", "origin", "license", "bridge_limit"})  # that a start of one's own may change
+MOST_TEXT = 400  # characters of an origin or a license
 MOST_LINES = 64 * REPORTS
 
 
 def check_manifest(manifest: Manifest, where: str) -> str:
     """The kind of thing, its files and its parents; returns the digest of the order it names."""
     if manifest.kind != KIND:
-        raise UserError(f"{where}: is a {printable(manifest.kind, 40)} artifact, expected {KIND}; pass another folder")
+        raise UserError(f"{where}: is a {sanitize(manifest.kind, 40)} artifact, expected {KIND}; pass another folder")
     if unknown := sorted(set(manifest.files) - FILES):
-        raise Refused(f"{where}: lists files no expert has, such as {printable(unknown[0], 60)}")
+        raise Refused(f"{where}: lists files no expert has, such as {sanitize(unknown[0], 60)}")
     if missing := sorted(FILES - set(manifest.files)):
         raise Refused(f"{where}: lists no {missing[0]}")
     if not {"order"} <= manifest.parents.keys() <= {"order", "start"}:
@@ -60,8 +60,8 @@ def check_card(card: ExpertCard, manifest: Manifest, order: Order, start: Expert
         raise Refused(f"{where}: its card holds what no JSON file can hold") from error
     if not same:
         raise Refused(f"{where}: its manifest says something else than its card")
-    if manifest.licence != card.licence:
-        raise Refused(f"{where}: its manifest names another licence than its card")
+    if manifest.license != card.license:
+        raise Refused(f"{where}: its manifest names another license than its card")
     given, wanted = manifest.parents.get("start"), None if order.start is None else order.start.digest
     if wanted is not None and given != wanted:
         raise Refused(f"{where}: was not trained on expert {wanted[:12]}, as its order asks")
@@ -70,7 +70,7 @@ def check_card(card: ExpertCard, manifest: Manifest, order: Order, start: Expert
     free = OWN_START if own_start else {"bridge_limit"}
     for name, value in expected.items():
         if name not in free and said[name] != value:
-            change = printable("; ".join(differences(value, said[name], name)[:2]), 160)
+            change = sanitize("; ".join(differences(value, said[name], name)[:2]), 160)
             raise Refused(f"{where}: its card is not its order's ({change})")
     if said.keys() != expected.keys():
         raise Refused(f"{where}: its card is not its order's")
@@ -94,14 +94,14 @@ def check_own_start(card: ExpertCard, order: Order, where: str) -> None:
         if objective.kind is not Kind.VELOCITY:
             raise Refused(f"{where}: predicts {card.kind} on {card.schedule.name}, its order wants {objective.kind}")
         check_schedule(card.schedule, where)
-    texts = {"origin": card.origin, "licence": card.licence}
+    texts = {"origin": card.origin, "license": card.license}
     for name, text in texts.items():
         if text is not None and (len(text) > MOST_TEXT or not text.isprintable()):
             raise Refused(f"{where}: its {name} is longer than {MOST_TEXT} characters, or cannot be printed")
     if not card.origin:
         raise Refused(f"{where}: was begun from a start, and does not say which")
-    if order.licence and order.licence not in (card.licence or "").split(" AND "):
-        raise Refused(f"{where}: its licence leaves out that of the data ({printable(order.licence, 60)})")
+    if order.license and order.license not in (card.license or "").split(" AND "):
+        raise Refused(f"{where}: its license leaves out that of the data ({sanitize(order.license, 60)})")
 
 
 def check_schedule(schedule: AnySchedule, where: str) -> None:

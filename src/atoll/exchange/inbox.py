@@ -1,9 +1,9 @@
 """What came into an inbox, and how much of it one sender gets judged.
 
-To judge costs the organiser a copy, memory and minutes, so nobody may have it without end. Two accounts are kept: of
-the folder in the inbox, which is a key's own, and of whoever of the organiser's list signed. Each has so many
+To judge costs the organizer a copy, memory and minutes, so nobody may have it without end. Two accounts are kept: of
+the folder in the inbox, which is a key's own, and of whoever of the organizer's list signed. Each has so many
 contributions and bytes at a time, and what the quarantine holds of theirs counts: who only ever sent what was refused
-has to wait until the organiser has looked, and removed it there. What somebody signed and another spoilt is on the
+has to wait until the organizer has looked, and removed it there. What somebody signed and another spoilt is on the
 account of the folder alone.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..artifacts import MANIFEST, Manifest, Store, UserError, printable
+from ..artifacts import MANIFEST, Manifest, Store, UserError, sanitize
 from .quarantine import FOLDER, read_reasons
 
 INBOX = "inbox"
@@ -42,7 +42,7 @@ class Allowance:
 
     def spend(self, contributor: str | None, source: Store, manifest: Manifest) -> tuple[str, ...]:
         """Let one more be copied and judged; returns on whose accounts, HadTheirShare if one of them is spent."""
-        folder = f"{INBOX}/{printable(source.parent.name, 40)}"
+        folder = f"{INBOX}/{sanitize(source.parent.name, 40)}"
         accounts = (folder,) if contributor is None else (folder, contributor)
         size = sum(entry.bytes for entry in manifest.files.values())
         for account in accounts:

@@ -1,7 +1,7 @@
 """Take part: take an order that is free, train it, sign it, send it. Stop at any moment; the same call goes on.
 
 FOLDER/
-  joined.json   which order, for whom, and the organiser's keys as they were when it was taken
+  joined.json   which order, for whom, and the organizer's keys as they were when it was taken
   expert/       what `atoll train` makes, its state while it is made
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, printable, write_atomic
+from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, sanitize, write_atomic
 from ..artifacts.away import is_away, reaching
 from ..artifacts.signing import fingerprint
 from ..artifacts.store import cache_folder
@@ -49,7 +49,7 @@ class Joined(BaseModel):
     url: str
     holder: str = Field(pattern=HOLDER)
     order: str | None = Field(None, pattern=DIGEST)
-    organisers: str | None = None
+    organizers: str | None = None
     sent: str | None = Field(None, pattern=DIGEST, description="the expert that was sent: who sends may not look again")
 
 
@@ -100,18 +100,18 @@ class Joining:
         try:
             found = Joined.model_validate_json((self.folder / JOINED).read_bytes())
         except FileNotFoundError:
-            return Joined(url=self.place.url, holder=holder, organisers=self.published_organisers())
+            return Joined(url=self.place.url, holder=holder, organizers=self.published_organizers())
         except ValidationError as error:
             raise UserError(f"{self.folder / JOINED}: cannot be read; use another --out") from error
         if found.url != self.place.url:
             raise UserError(f"{self.folder}: was begun for {found.url}; use another --out")
         if self.key is not None and found.holder != holder:
             raise UserError(f"--key {self.key}: {self.folder} was begun with another key; use that one")
-        if found.organisers != self.published_organisers():
-            raise UserError(f"{self.place}/{ORGANISERS}: has changed since this order was taken; ask the organiser why")
+        if found.organizers != self.published_organizers():
+            raise UserError(f"{self.place}/{ORGANISERS}: has changed since this order was taken; ask the organizer why")
         return found
 
-    def published_organisers(self) -> str | None:
+    def published_organizers(self) -> str | None:
         if not self.card.signed:
             return None
         try:
@@ -129,7 +129,7 @@ class Joining:
         return Leases(self.place, self.card.lease_seconds, self.card.leases_per_key)
 
     def order_of(self, listed: PublishedOrder) -> Order:
-        known = self.joined.organisers
+        known = self.joined.organizers
         return check_order(self.place, listed, None if known is None else known.encode())
 
     def offers(self, dry: bool = False) -> list[Offer]:
@@ -199,7 +199,7 @@ class Joining:
             if self.place.is_local or error.filename is not None:
                 raise
             raise UserError(
-                f"{self.place}: these credentials may not do that ({printable(str(error), 120)}); ask the organiser "
+                f"{self.place}: these credentials may not do that ({sanitize(str(error), 120)}); ask the organizer "
                 f"for a user that may write to {INBOX}/{self.joined.holder}"
             ) from error
 
@@ -274,7 +274,7 @@ def check_reader(order: Order, place: Store) -> None:
     kept_as_text = any(shards_of(order, place, split).has_texts for split in ("train", "validation"))
     if kept_as_text and not is_here(order.text.encoder):
         raise UserError(
-            f"order {order.name}: its captions are read by {printable(order.text.encoder, 80)}, which is not on this "
+            f"order {order.name}: its captions are read by {sanitize(order.text.encoder, 80)}, which is not on this "
             "machine, and nothing is fetched because an order says so; if you trust it, get it and set ATOLL_MODELS"
         )
 

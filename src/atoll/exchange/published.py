@@ -1,4 +1,4 @@
-"""What an organiser publishes: orders, their clusters' shards, experts to train on, and a card. Nothing else.
+"""What an organizer publishes: orders, their clusters' shards, experts to train on, and a card. Nothing else.
 
 No holdout, no index, no evaluation, no seed of one, no list of keys: contributors train without them, and what they do
 not have they cannot train on. Contributors write below inbox/<key>/ and leases/ only.
@@ -23,7 +23,7 @@ from .inbox import INBOX
 from .leases import FOLDER as LEASES
 
 CARD = "published.json"
-ORGANISERS = "organisers"
+ORGANISERS = "organizers"
 MOST_CARD = 16 * 2**20
 LEASE_SECONDS = 3600.0
 MOST_LEASES = 2
@@ -49,14 +49,14 @@ class PublishedCard(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: int = Field(1, ge=1, le=1)
-    model: str = Field(max_length=200, description="what the organiser calls it")
+    model: str = Field(max_length=200, description="what the organizer calls it")
     version: int = Field(ge=1)
     clusters: int = Field(gt=0)
-    licence: str | None = Field(None, max_length=2000)
+    license: str | None = Field(None, max_length=2000)
     orders: tuple[PublishedOrder, ...] = Field(max_length=65_536)
     files: dict[str, str] = Field({}, description="sha256 of everything that was published, by path")
     read_only: bool = False
-    signed: bool = Field(False, description="whether an organiser's key signed every order, and lies beside")
+    signed: bool = Field(False, description="whether an organizer's key signed every order, and lies beside")
     lease_seconds: float = Field(LEASE_SECONDS, gt=0, le=30 * 86400)
     leases_per_key: int = Field(MOST_LEASES, ge=1, le=1000)
 
@@ -122,12 +122,12 @@ def publish(
             )
         )
     if key is not None:
-        place.write(ORGANISERS, allowed_line("organiser", key))
+        place.write(ORGANISERS, allowed_line("organizer", key))
     card = PublishedCard(
         model=run.name,
         version=version.version,
         clusters=version.clusters,
-        licence=orders[0][1].licence,
+        license=orders[0][1].license,
         orders=tuple(listed),
         files={**known, **files},
         read_only=read_only,
@@ -192,19 +192,19 @@ def open_card(place: Store) -> PublishedCard:
     return card
 
 
-def check_order(place: Store, listed: PublishedOrder, organisers: bytes | None) -> Order:
-    """An order as the card names it, signed by an organiser if there are any."""
+def check_order(place: Store, listed: PublishedOrder, organizers: bytes | None) -> Order:
+    """An order as the card names it, signed by an organizer if there are any."""
     order, _ = read_order(f"{place}/{listed.path}")
     if order.digest() != listed.digest or order.name != listed.order:
         raise UserError(f"{place}/{listed.path}: is not the order that {CARD} names; ask whoever published it")
-    if organisers is not None:
+    if organizers is not None:
         folder, _, name = listed.path.rpartition("/")
         try:
             signature = place.child(*folder.split("/")).read(f"{name}.sig", 2**14)
         except FileNotFoundError:
             signature = b""
-        if signer(order_statement(order), signature, organisers) is None:
-            raise UserError(f"{place}/{listed.path}: is not signed by the organiser; do not train it")
+        if signer(order_statement(order), signature, organizers) is None:
+            raise UserError(f"{place}/{listed.path}: is not signed by the organizer; do not train it")
     return order
 
 
@@ -212,7 +212,7 @@ def policy(url: str) -> bytes:
     """What S3 should allow contributors: to read what is published, and to write to inbox/NAME/ and leases/ only.
 
     NAME is the user's own in IAM, so whoever has a user of their own, named by their key as `atoll join --dry-run`
-    shows it, writes into no other's folder. Nobody but the organiser reads or lists what was sent, or removes anything.
+    shows it, writes into no other's folder. Nobody but the organizer reads or lists what was sent, or removes anything.
     """
     bucket, _, prefix = url.removeprefix("s3://").removeprefix("s3a://").partition("/")
     folder = f"{prefix}/" if prefix else ""

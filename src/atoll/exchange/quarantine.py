@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..artifacts import MANIFEST, Artifact, Manifest, Store, UserError, only_one, printable, write_atomic
+from ..artifacts import MANIFEST, Artifact, Manifest, Store, UserError, file_lock, sanitize, write_atomic
 from ..models.dit import DiT, DiTConfig
 from ..models.shapes import as_shapes
 
@@ -74,7 +74,7 @@ def read_manifest(source: Store) -> Manifest:
         manifest = Manifest.parse(data, where)
         manifest.digest()
     except (UnicodeError, ValueError, RecursionError) as error:
-        raise Refused(f"{where}: cannot be written as canonical JSON ({printable(str(error), 80)})") from error
+        raise Refused(f"{where}: cannot be written as canonical JSON ({sanitize(str(error), 80)})") from error
     return manifest
 
 
@@ -91,7 +91,7 @@ def quarantined(
 ) -> Iterator[Quarantined]:
     """A copy of a contribution, ours alone meanwhile: in the run, or for a run on an object store on this machine."""
     folder = local_folder(run, name)
-    with only_one(folder):
+    with file_lock(folder):
         clear(folder)
         files = folder / CONTRIBUTION
         files.mkdir()

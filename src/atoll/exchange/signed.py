@@ -1,6 +1,6 @@
 """Who a contribution is from: a signature beside its manifest, of the manifest's digest together with the order's.
 
-The organiser keeps RUN/allowed_signers. Names come from there; a contribution has no name of its own.
+The organizer keeps RUN/allowed_signers. Names come from there; a contribution has no name of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_signature(source: Store) -> bytes | None:
 
 
 def read_signers(run: Store, given: str | Path | None) -> bytes | None:
-    """The organiser's list: the one given, or the run's; None where there is none."""
+    """The organizer's list: the one given, or the run's; None where there is none."""
     if given is not None:
         try:
             return Path(given).expanduser().read_bytes()
@@ -51,7 +51,7 @@ def read_signers(run: Store, given: str | Path | None) -> bytes | None:
 
 
 def signer_of(manifest: Manifest, signature: bytes, signers: bytes) -> str | None:
-    """The name in the organiser's list of whoever signed a contribution; None if that is nobody of it."""
+    """The name in the organizer's list of whoever signed a contribution; None if that is nobody of it."""
     return signer(contribution_statement(manifest), signature, signers)
 
 

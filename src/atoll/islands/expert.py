@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from torch import Tensor, nn
 
 from ..artifacts import DIGEST, Artifact, Store
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..models.dit import DiT, DiTConfig
 from ..process import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..training.result import load_network, read_card, write_result
@@ -33,7 +33,7 @@ class Teacher(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     cluster: int
     digest: str = Field(pattern=DIGEST)
-    licence: str | None = None
+    license: str | None = None
 
 
 class ExpertCard(BaseModel):
@@ -45,14 +45,14 @@ class ExpertCard(BaseModel):
     schedule: AnySchedule
     kind: Kind
     bridge_limit: float | None = Field(100.0, gt=0, description="largest sigma/alpha asked of a noise-like kind")
-    latent: LatentSpace
-    text: TextSpace | None = None
+    latent: LatentConfig
+    text: TextConfig | None = None
     cluster: int | None = Field(None, description="None: trained on all of the data")
     images: int = Field(ge=0, description="images seen in training")
     order: str | None = Field(None, description="digest of the order it was trained for")
     partition: str | None = Field(None, description="digest of the partition its cluster belongs to")
     origin: str | None = Field(None, description="what its weights started from, if not from random numbers")
-    licence: str | None = None
+    license: str | None = None
     teachers: tuple[Teacher, ...] = Field((), description="experts it was distilled from")
     class_names: tuple[str, ...] | None = Field(None, description="of labels by number, for one that is a whole model")
 
@@ -63,9 +63,9 @@ class ExpertCard(BaseModel):
         return {name: value for name, value in content.items() if value or name not in STUDENTS_ONLY}
 
 
-def all_licences(licences: Iterable[str | None]) -> str | None:
-    """Of something made from several others: every licence that is named, once."""
-    return " AND ".join(dict.fromkeys(licence for licence in licences if licence)) or None
+def all_licenses(licenses: Iterable[str | None]) -> str | None:
+    """Of something made from several others: every license that is named, once."""
+    return " AND ".join(dict.fromkeys(license for license in licenses if license)) or None
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def write_expert(
     extra: Mapping[str, bytes] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
-    """Write the files of an expert, and `extra` ones such as a conversion's report, into `folder` and seal it."""
+    """Write the files of an expert, and `extra` ones such as a conversion's report, into `folder` and finalize it."""
     texts = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n", **(extra or {})}
     config = card.model_dump(mode="json")
     return write_result(
@@ -106,7 +106,7 @@ def write_expert(
         metrics,
         config=config,
         parents=parents,
-        licence=card.licence,
+        license=card.license,
         provenance=provenance,
     )
 

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from ..artifacts import Reference, Store, UserError, canonical_json, explain, sha256_bytes
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..models.dit import DiTConfig
 from ..process import Objective
 from ..training.recipe import Training
@@ -55,14 +55,14 @@ class Order(BaseModel):
     clusters: int = Field(gt=0, description="how many the partition has")
     data: str = Field(description="digest of the data artifact")
     partition: str = Field(description="digest of the partition artifact")
-    latent: LatentSpace
-    text: TextSpace | None = None
+    latent: LatentConfig
+    text: TextConfig | None = None
     shards: tuple[ShardRef, ...] = Field(min_length=1)
     architecture: DiTConfig
     objective: Objective
     training: Training
     acceptance: Acceptance = Acceptance()
-    licence: str | None = Field(None, description="of the data, to travel with the expert")
+    license: str | None = Field(None, description="of the data, to travel with the expert")
     start: Reference | None = Field(None, description="an expert of the run to train on; None: from random weights")
 
     @model_serializer(mode="wrap")

@@ -3,7 +3,7 @@
 `atoll convert` makes such a start out of a foreign checkpoint. It may have the order's schedule and kind, or still its
 own; then it is trained on through the bridge: its answer is turned into a velocity on the order's path and the order's
 loss is taken of that, so that the loss begins where the old network was. The expert that comes out keeps the start's
-schedule and kind, and its licence. An order may name its start itself: an expert of the run that is to be trained on.
+schedule and kind, and its license. An order may name its start itself: an expert of the run that is to be trained on.
 Weights are all that is taken over: the optimizer and the average begin anew.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..process import Kind
-from .expert import Expert, ExpertCard, all_licences, load_expert
+from .expert import Expert, ExpertCard, all_licenses, load_expert
 from .learning import process_of
 from .order import Order
 
@@ -79,7 +79,7 @@ def card_from(order: Order, start: ExpertCard | None, digest: str | None) -> Exp
         images=order.training.images,
         order=order.digest(),
         partition=order.partition,
-        licence=order.licence,
+        license=order.license,
     )
     if start is None or digest is None:
         return card
@@ -88,6 +88,6 @@ def card_from(order: Order, start: ExpertCard | None, digest: str | None) -> Exp
         "kind": start.kind,
         "bridge_limit": start.bridge_limit,
         "origin": start.origin or f"expert {digest[:12]}",
-        "licence": all_licences([order.licence, start.licence]),
+        "license": all_licenses([order.license, start.license]),
     }
     return card.model_copy(update=grown)

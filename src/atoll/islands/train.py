@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, check_relative, file_digest, find, only_one, tidy, verify_file
+from ..artifacts import Artifact, Store, UserError, check_relative, cleanup, file_digest, file_lock, find, verify_file
 from ..data.shards import ResidentSamples, ShardSet
 from ..models.accounting import account
 from ..models.dit import DiT
@@ -63,7 +63,7 @@ def train(
 
     state_folder = out / "state"
     leads = leads_its_team()
-    with only_one(state_folder) if leads else nullcontext():
+    with file_lock(state_folder) if leads else nullcontext():
         if (done := finished(out, parents)) is not None:  # by a process that held the lock until now
             return done
         cost, training = account(order.architecture), order.training
@@ -127,7 +127,7 @@ def finished(out: Path, parents: dict[str, str], made_by: str = "order or start"
         return None
     if artifact.manifest.kind != KIND or artifact.manifest.parents != parents:
         raise UserError(f"{out}: already holds an artifact of another {made_by}; choose another --out")
-    tidy(out)
+    cleanup(out)
     return artifact
 
 

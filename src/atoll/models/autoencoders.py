@@ -30,7 +30,7 @@ TRANSFORMS = {f"dct-{side}": side for side in SIDES}  # without weights of their
 class Autoencoder(Protocol):
     """Images uint8 [B, C, H, W] to latents float32 [B, c, h, w] and back; `id` names it in every manifest.
 
-    Latents here are the autoencoder's own; `LatentSpace` holds the per-channel mean and std that normalise them.
+    Latents here are the autoencoder's own; `LatentConfig` holds the per-channel mean and std that normalize them.
     """
 
     @property

@@ -1,11 +1,11 @@
 """A fixed transform in place of a pretrained autoencoder: each block of an image as its low frequencies.
 
-Cut an RGB image into blocks of S x S, turn colours into brightness and two differences, and each block into the
+Cut an RGB image into blocks of S x S, turn colors into brightness and two differences, and each block into the
 coefficients of the cosine transform (DCT-II). All three steps are orthonormal, and together nearly the principal
 components of photographs, so channels hardly depend on each other and the first few hold most of an image. Kept are
 the frequencies i + j < S of brightness and i + j < S/2 of the differences, as eyes (and JPEG) would have it.
 
-Why it helps: latents are normalised channel by channel. In plain pixels a small network's error is spread over all
+Why it helps: latents are normalized channel by channel. In plain pixels a small network's error is spread over all
 frequencies alike, and shows as noise and edges between patches. Here most of the error falls on channels that mean
 little, and the decoder makes it as small as they are.
 """
@@ -42,14 +42,14 @@ class BlockTransform(nn.Module):
 
 
 def block_basis(side: int) -> Tensor:
-    """float32 [C, 3, S, S]: colour by colour, in each from low to high frequency."""
-    colours = torch.tensor(COLOURS, dtype=torch.float64)
-    colours = colours / colours.norm(dim=1, keepdim=True)
+    """float32 [C, 3, S, S]: color by color, in each from low to high frequency."""
+    colors = torch.tensor(COLOURS, dtype=torch.float64)
+    colors = colors / colors.norm(dim=1, keepdim=True)
     cosines = cosine_rows(side)
     every = sorted(((i, j) for i in range(side) for j in range(side)), key=lambda at: (sum(at), at))
     found = [
-        torch.einsum("c,h,w->chw", colour, cosines[i], cosines[j])
-        for colour, end in zip(colours, (side, side / 2, side / 2), strict=True)
+        torch.einsum("c,h,w->chw", color, cosines[i], cosines[j])
+        for color, end in zip(colors, (side, side / 2, side / 2), strict=True)
         for i, j in every
         if i + j < end
     ]

@@ -61,7 +61,7 @@ class DiTConfig:
         default="sincos", metadata={"help": "where a token lies: waves, or learned vectors"}
     )
     position_scale: float = field(default=1.0, metadata={"help": "divides grid coordinates (PixArt at 1024 px: 2)"})
-    qk_norm: bool = field(default=False, metadata={"help": "normalise queries and keys: steadier in bfloat16"})
+    qk_norm: bool = field(default=False, metadata={"help": "normalize queries and keys: steadier in bfloat16"})
     activation: Literal["gelu-tanh", "silu"] = field(
         default="gelu-tanh", metadata={"help": "between the layers of a block's MLP"}
     )

@@ -96,7 +96,7 @@ class DINOv2:
 
 
 def resized(images: Tensor, size: int) -> Tensor:
-    """Colour images uint8 [B, C, S, S] as float32 [B, 3, size, size] from 0 to 255; grey ones are repeated."""
+    """Color images uint8 [B, C, S, S] as float32 [B, 3, size, size] from 0 to 255; grey ones are repeated."""
     x = images.float().expand(-1, 3, -1, -1)
     if x.shape[-1] != size:
         x = F.interpolate(x, size=(size, size), mode="bilinear", antialias=True, align_corners=False)

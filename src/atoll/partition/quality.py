@@ -31,7 +31,7 @@ def measure(
 ) -> dict[str, Any]:
     """Numbers for the report, rounded so that they mean the same on another machine.
 
-    nmi is the normalised mutual information of clusters and labels (0: unrelated, 1: the same); beside it that of
+    nmi is the normalized mutual information of clusters and labels (0: unrelated, 1: the same); beside it that of
     randomly dealt clusters of the same sizes, and of clusters made the same way from plain pixels, None where pixels
     make too few groups. `unlabelled` counts the samples of the whole data without a label.
     """

@@ -60,7 +60,7 @@ def table(quality: dict[str, Any]) -> str:
     if quality["silhouette"] is not None:
         rows.append(("silhouette of features", quality["silhouette"], "-1 to 1; above 0: nearer to the own cluster"))
     if quality["nmi"] is not None:
-        meaning = "normalised mutual information with the labels; 1 is the same cut"
+        meaning = "normalized mutual information with the labels; 1 is the same cut"
         rows.append(("agreement with labels", quality["nmi"]["clusters"], meaning))
         pixels = quality["nmi"]["pixels"]
         why = "cannot be made: too few different images among the labelled ones" if pixels is None else ""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..data.contact_sheet import contact_sheet
-from ..data.space import LatentSpace
+from ..data.space import LatentConfig
 from ..models.autoencoders import Autoencoder
 
 
-def images_of(latents: Tensor, space: LatentSpace, autoencoder: Autoencoder) -> np.ndarray:
-    """Normalised latents [N, C, H, W] as images uint8 [N, C, S, S]."""
+def images_of(latents: Tensor, space: LatentConfig, autoencoder: Autoencoder) -> np.ndarray:
+    """Normalized latents [N, C, H, W] as images uint8 [N, C, S, S]."""
     with torch.inference_mode():
         # a few at a time: what a core's cache holds
         parts = [autoencoder.decode(space.restore(part)) for part in torch.split(latents, 8)]

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..artifacts import Artifact, Draft, Store, UserError, canonical_json, reuse
+from ..artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, load_if_same
 from ..data.classes import class_names
 from ..data.engine import Engine, Local, Workers
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
 from ..data.shards import ShardSet, read_shard
-from ..data.space import LatentSpace
+from ..data.space import LatentConfig
 from ..models.autoencoders import load_autoencoder
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
 from .config import PartitionConfig
@@ -56,7 +56,7 @@ def partition(
         config = old.config
     settings = config.model_dump()
     parents = {"data": parent.digest} | ({} if old is None else {"partition": old.artifact.digest})
-    if (there := reuse(out, KIND, settings, parents)) is not None:
+    if (there := load_if_same(out, KIND, settings, parents)) is not None:
         return there
     index = Index.of(parent)
     samples = ShardSet([parent.file(name) for name in parent.names("shards/")])
@@ -67,7 +67,7 @@ def partition(
             "use a smaller -k"
         )
 
-    with Draft(out, KIND) as draft, engine.start() as workers:
+    with ArtifactWriter(out, KIND) as draft, engine.start() as workers:
         rule = RULES[config.by](index, samples, config, progress) if old is None else old.rule
         save_file(rule, draft.folder / "centroids.safetensors")
         if old is None:
@@ -84,7 +84,7 @@ def partition(
         write_assignment(draft.folder / "assignment.parquet", index, assignment)
         written = {} if old is None else old.take_over(draft.folder)
         written |= write_clusters(draft.folder, parent, index, assignment, config, old, progress)
-        space = LatentSpace.model_validate(parent.config["latent"])
+        space = LatentConfig.model_validate(parent.config["latent"])
         write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
         progress("measuring", 0, None)
         quality = measure(index, samples, assignment, sizes, config.seed, config.threads)
@@ -103,7 +103,7 @@ def partition(
             told=[lines_about(each) for each in told],
             sheets=draft.folder / "sheets",
         )
-        return draft.commit(config=settings, parents=parents, licence=parent.manifest.licence, written=written)
+        return draft.commit(config=settings, parents=parents, license=parent.manifest.license, written=written)
 
 
 # A rule is what centroids.safetensors holds: all that is needed to assign any sample, now or later.
@@ -234,7 +234,7 @@ def write_assignment(path: Path, index: Index, assignment: np.ndarray) -> None:
 
 
 def write_sheets(
-    folder: Path, index: Index, samples: ShardSet, assignment: np.ndarray, clusters: int, space: LatentSpace
+    folder: Path, index: Index, samples: ShardSet, assignment: np.ndarray, clusters: int, space: LatentConfig
 ) -> None:
     """One sheet per cluster: its first training samples in id order, which is a random choice."""
     autoencoder = load_autoencoder(space.autoencoder)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..artifacts import Artifact, Draft, Reference, Store, UserError, find, reuse
+from ..artifacts import Artifact, ArtifactWriter, Reference, Store, UserError, find, load_if_same
 from ..islands.order import Order
 from ..training.seeds import seed_from
 from .stage import KIND, check_places, shard_refs
@@ -50,7 +50,7 @@ def order_again(
         "partition": partition.digest,
         "shards": shard_refs(partition, f"clusters/{old.cluster:02d}/"),
         "training": training,
-        "licence": data.manifest.licence,
+        "license": data.manifest.license,
         "start": start,
     }
     return Order.model_validate(told.model_copy(update=update).model_dump())
@@ -71,15 +71,15 @@ def plan_again(
     check_places(data, partition, out)
     parents = {"data": data.digest, "partition": partition.digest, "orders": before.digest}
     if (there := find(out)) is not None:
-        same = reuse(out, KIND, {**there.config, "request": dict(request)}, parents)
+        same = load_if_same(out, KIND, {**there.config, "request": dict(request)}, parents)
         assert same is not None
         return same
     orders = make()
     settings = {"request": dict(request), "chosen": [kind_of(order) for order in orders], "islands": []}
-    with Draft(out, KIND) as draft:
+    with ArtifactWriter(out, KIND) as draft:
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
-        return draft.commit(config=settings, parents=parents, licence=data.manifest.licence)
+        return draft.commit(config=settings, parents=parents, license=data.manifest.license)
 
 
 def kind_of(order: Order) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..artifacts import Artifact, Draft, Store, reuse
+from ..artifacts import Artifact, ArtifactWriter, Store, load_if_same
 from ..islands.order import Order
 from ..training.seeds import seed_from
 from .recipes import PlanConfig
@@ -56,8 +56,8 @@ def write_alone(origin: Artifact, cut: Artifact, out: str | Path | Store, order:
     """One order as an artifact of its own."""
     settings = order.model_dump(mode="json")
     parents = {"data": origin.digest, "partition": cut.digest}
-    if (there := reuse(out, KIND, settings, parents)) is not None:
+    if (there := load_if_same(out, KIND, settings, parents)) is not None:
         return there
-    with Draft(out, KIND) as draft:
+    with ArtifactWriter(out, KIND) as draft:
         (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
-        return draft.commit(config=settings, parents=parents, licence=origin.manifest.licence)
+        return draft.commit(config=settings, parents=parents, license=origin.manifest.license)

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..artifacts import Artifact, Draft, Store, UserError, reuse
-from ..data.space import LatentSpace, TextSpace
+from ..artifacts import Artifact, ArtifactWriter, Store, UserError, load_if_same
+from ..data.space import LatentConfig, TextConfig
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
 from ..training.seeds import seed_from
@@ -63,15 +63,15 @@ def plan(
         **({"branch": branch.record()} if branch is not None else {}),
     }
     digests = {"data": origin.digest, "partition": cut.digest}
-    if (there := reuse(out, KIND, settings, digests)) is not None:
+    if (there := load_if_same(out, KIND, settings, digests)) is not None:
         return there
 
     orders = [make_order(origin, cut, k, choice.objective, choice.config) for k, choice in enumerate(choices)]
     orders = orders if branch is None else [branch.shortened(order) for order in orders]
-    with Draft(out, KIND) as draft:
+    with ArtifactWriter(out, KIND) as draft:
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
-        return draft.commit(config=settings, parents=digests, licence=origin.manifest.licence)
+        return draft.commit(config=settings, parents=digests, license=origin.manifest.license)
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,14 @@ def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str
         clusters=int(partition.config["clusters"]),
         data=data.digest,
         partition=partition.digest,
-        latent=LatentSpace.model_validate(data.config["latent"]),
-        text=None if data.config["text"] is None else TextSpace.model_validate(data.config["text"]),
+        latent=LatentConfig.model_validate(data.config["latent"]),
+        text=None if data.config["text"] is None else TextConfig.model_validate(data.config["text"]),
         shards=shard_refs(partition, f"clusters/{cluster:02d}/"),
         architecture=architecture(data.config, config.network),
         objective=config.known[objective],
         training=config.training.model_copy(update={"seed": seed_from(config.training.seed, "order", cluster)}),
         acceptance=config.acceptance,
-        licence=data.manifest.licence,
+        license=data.manifest.license,
     )
 
 
@@ -218,7 +218,7 @@ def train_bytes(partition: Artifact, cluster: int) -> int:
 
 def architecture(data: Mapping[str, Any], network: Network) -> DiTConfig:
     """The network for this data: what it is conditioned on follows from what the data has."""
-    text = None if data["text"] is None else TextSpace.model_validate(data["text"])
+    text = None if data["text"] is None else TextConfig.model_validate(data["text"])
     known: dict[str, Any] = {"condition": "none"}
     if text is not None and text.kind == "words":
         known = {"condition": "words", "vocabulary": len(text.vocabulary or ()), "text_length": text.length}

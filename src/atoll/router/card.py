@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Artifact, Store
-from ..data.space import LatentSpace, TextSpace
+from ..data.space import LatentConfig, TextConfig
 from ..models.router import Router, RouterConfig, cluster_weights
 from ..process import Condition
 from ..training.result import load_network, read_card, write_result
@@ -26,11 +26,11 @@ class RouterCard(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: Literal[1] = 1
     architecture: RouterConfig
-    latent: LatentSpace
-    text: TextSpace | None = None
+    latent: LatentConfig
+    text: TextConfig | None = None
     partition: str = Field(description="digest of the partition whose clusters it tells apart")
     images: int = Field(ge=0)
-    licence: str | None = None
+    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def write_router(
     parents: Mapping[str, str],
     provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
-    """Write the files of a router into `folder` and seal it."""
+    """Write the files of a router into `folder` and finalize it."""
     texts = {"router.json": card.model_dump_json(indent=2).encode() + b"\n", **extra}
     return write_result(
         folder,
@@ -66,7 +66,7 @@ def write_router(
         metrics,
         config=config,
         parents=parents,
-        licence=card.licence,
+        license=card.license,
         provenance=provenance,
     )
 

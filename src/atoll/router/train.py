@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, only_one, reuse
+from ..artifacts import Artifact, Store, UserError, canonical_json, file_lock, load_if_same
 from ..data.shards import ResidentSamples
-from ..data.space import LatentSpace, text_space
+from ..data.space import LatentConfig, text_space
 from ..models.accounting import account
 from ..models.router import Router, RouterConfig
 from ..training.checkpoints import saved_execution
@@ -70,17 +70,17 @@ def train_router(
     parents |= {} if start is None else {"start": start.digest}
     card = RouterCard(
         architecture=plan.network,
-        latent=LatentSpace.model_validate(data.config["latent"]),
+        latent=LatentConfig.model_validate(data.config["latent"]),
         text=text_space(data),
         partition=partition.digest,
         images=plan.training.images,
-        licence=data.manifest.licence,
+        license=data.manifest.license,
     )
     config = {"plan": plan.model_dump(mode="json"), "card": card.model_dump(mode="json")}
-    if (done := reuse(out, KIND, config, parents)) is not None:
+    if (done := load_if_same(out, KIND, config, parents)) is not None:
         return done
-    with only_one(out / "state"):
-        if (done := reuse(out, KIND, config, parents)) is not None:  # by a process that held the lock until now
+    with file_lock(out / "state"):
+        if (done := load_if_same(out, KIND, config, parents)) is not None:  # by a process that held the lock until now
             return done
         clustered = ClusteredSamples(data, partition)
         cost = account(plan.network.trunk)

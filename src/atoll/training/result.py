@@ -21,10 +21,10 @@ from ..artifacts import (
     Artifact,
     UserError,
     explain,
-    printable,
+    finalize,
     raise_if_disk_full,
     remove_unfinished,
-    seal,
+    sanitize,
     sha256_bytes,
     write_atomic,
 )
@@ -46,10 +46,10 @@ def write_result(
     *,
     config: Mapping[str, Any],
     parents: Mapping[str, str],
-    licence: str | None,
+    license: str | None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
-    """Write model.safetensors (float32), metrics.jsonl and `texts` into `folder`, and seal it."""
+    """Write model.safetensors (float32), metrics.jsonl and `texts` into `folder`, and finalize it."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     tensors = as_saved(weights)
@@ -59,8 +59,8 @@ def write_result(
         files = {**texts, "metrics.jsonl": lines.encode()}
         for name, content in files.items():
             write_atomic(folder / name, content)
-        return seal(
-            folder, [WEIGHTS, *files], kind, config=config, parents=parents, licence=licence, provenance=provenance
+        return finalize(
+            folder, [WEIGHTS, *files], kind, config=config, parents=parents, license=license, provenance=provenance
         )
     except (OSError, SafetensorError) as error:
         raise_if_disk_full(error, str(folder))
@@ -111,7 +111,7 @@ def read_network(
             # copies: a mapped file may change or vanish while the network is in use
             weights = {name.removeprefix(prefix): file.get_tensor(name).to(device, copy=True) for name in found}
     except (SafetensorError, ValueError) as error:
-        why = printable(str(error), 160)
+        why = sanitize(str(error), 160)
         raise UserError(f"{path}: not a readable safetensors file ({why}); get it again") from error
     for name, value in weights.items():
         # painted with in bfloat16, too, which rounds the largest float32 up to infinity
@@ -154,7 +154,7 @@ def check_header(expected: Mapping[str, Tensor], header: Header, where: str) -> 
     """Refuse a file whose names, shapes or dtypes cannot be the network's."""
     missing, unknown = sorted(expected.keys() - header.keys()), sorted(header.keys() - expected.keys())
     if missing or unknown:
-        what = f"missing {', '.join(missing[:3])}" if missing else f"unknown {printable(', '.join(unknown[:3]), 120)}"
+        what = f"missing {', '.join(missing[:3])}" if missing else f"unknown {sanitize(', '.join(unknown[:3]), 120)}"
         raise UserError(f"{where}: the weights do not fit the card's architecture ({what}); ask for another file")
     for name, (dtype, shape) in header.items():
         if shape != tuple(expected[name].shape):

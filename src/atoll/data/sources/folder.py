@@ -27,7 +27,7 @@ from ..captions import Said, from_json, from_text
 from .files import Entry, Selection, filesystem, fingerprint, listed
 from .reading import read_file
 from .records import Lines, Records, read_lines
-from .sample import LARGEST_FILE, ColourImages, Reject, Sample, Unit, printable
+from .sample import LARGEST_FILE, ColorImages, Reject, Sample, Unit, sanitize
 
 UNIT_FILES = 4096  # a worker's share of a large folder, captions counted
 TEXTS = {".txt": from_text, ".json": from_json}
@@ -46,7 +46,7 @@ class FolderUnit(Unit):
 
 
 @dataclass(frozen=True)
-class Folder(ColourImages):
+class Folder(ColorImages):
     place: str
     labels: Literal["given", "folder"] = "given"
 
@@ -171,7 +171,7 @@ def said_in(system: fsspec.AbstractFileSystem, folder: str, name: str) -> Said:
 
 def shown(below: str) -> str:
     """A path below the root, as people are told it."""
-    return printable(below.lstrip("/"))
+    return sanitize(below.lstrip("/"))
 
 
 def stem(name: str) -> str:

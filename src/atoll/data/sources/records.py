@@ -19,7 +19,7 @@ import numpy as np
 from ...artifacts import UserError
 from ..captions import Said, from_fields
 from .reading import open_file, read_file
-from .sample import Reject, printable
+from .sample import Reject, sanitize
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Records:
         self.refused: list[Reject] = []  # lines that are no records, files that cannot be read
         images, files, starts, stops = array("Q"), array("Q"), array("Q"), array("Q")
         for number, path in enumerate(self.paths):
-            shown = printable(path.removeprefix(root).lstrip("/"))
+            shown = sanitize(path.removeprefix(root).lstrip("/"))
             try:
                 for line, start, stop, content in numbered_lines(system, path):
                     target = target_of(content)

@@ -44,7 +44,7 @@ class Reject:
 LARGEST_FILE = 512 * 2**20  # bytes; nothing that large is one image
 
 
-def printable(name: str) -> str:
+def sanitize(name: str) -> str:
     """A file's name as text: one that is not UTF-8 cannot be written to a log as it is."""
     return name.encode("utf-8", "backslashreplace").decode()
 
@@ -64,7 +64,7 @@ class Source(Protocol):
 
     @property
     def channels(self) -> int:
-        """1 for grey images, 3 for colour."""
+        """1 for grey images, 3 for color."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class Source(Protocol):
     def read(self, unit: Unit) -> Iterator[Sample | Reject]: ...
 
 
-class ColourImages:
+class ColorImages:
     """What every source of ordinary pictures has in common."""
 
     channels = 3

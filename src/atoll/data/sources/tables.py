@@ -20,13 +20,13 @@ from ...artifacts import UserError
 from ..captions import CAPTION_NAMES, LABEL_NAMES, from_fields
 from .files import file_fingerprint, files_of, filesystem
 from .reading import open_file
-from .sample import ColourImages, Reject, Sample, Unit, printable
+from .sample import ColorImages, Reject, Sample, Unit, sanitize
 
 BATCH_ROWS = 256  # rows held in memory at a time
 
 
 @dataclass(frozen=True)
-class Tables(ColourImages):
+class Tables(ColorImages):
     """`image` names the image column; None: the only one that can be it."""
 
     place: str
@@ -53,7 +53,7 @@ class Tables(ColourImages):
 
     def read(self, unit: Unit) -> Iterator[Sample | Reject]:
         (path,) = unit.items
-        name = printable(PurePosixPath(path).name)
+        name = sanitize(PurePosixPath(path).name)
         row = 0
         try:
             for batch in self._batches(path, unit.start):

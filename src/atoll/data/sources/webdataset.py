@@ -9,14 +9,14 @@ from pathlib import PurePosixPath
 from ..captions import Said, from_json, from_label, from_text
 from .files import file_fingerprint, files_of, filesystem
 from .reading import open_file
-from .sample import ColourImages, Reject, Sample, Unit, printable
+from .sample import ColorImages, Reject, Sample, Unit, sanitize
 from .tar import Damage, EndMark, read_tar
 
 TEXTS = {"txt": from_text, "text": from_text, "caption": from_text, "json": from_json, "cls": from_label}
 
 
 @dataclass(frozen=True)
-class WebDataset(ColourImages):
+class WebDataset(ColorImages):
     place: str
 
     @property
@@ -29,7 +29,7 @@ class WebDataset(ColourImages):
     def read(self, unit: Unit) -> Iterator[Sample | Reject]:
         (path,) = unit.items
         system, inner = filesystem(path)
-        name = printable(PurePosixPath(path).name)
+        name = sanitize(PurePosixPath(path).name)
         try:
             file = open_file(system, inner)
         except OSError as error:
@@ -46,7 +46,7 @@ class WebDataset(ColourImages):
                     group = Group(name, "")
                     continue
                 if found.content is None:
-                    yield Reject(f"{name}/{printable(found.name)}", "", *found.trouble)
+                    yield Reject(f"{name}/{sanitize(found.name)}", "", *found.trouble)
                     continue
                 stem, _, ending = PurePosixPath(found.name).name.partition(".")
                 key = f"{PurePosixPath(found.name).parent}/{stem}"
@@ -73,10 +73,10 @@ class Group:
                 said += TEXTS[ending](content)
             else:
                 images.append((ending, content))
-        shown = f"{self.tar}/{printable(self.key.removeprefix('./'))}"
+        shown = f"{self.tar}/{sanitize(self.key.removeprefix('./'))}"
         if self.members and not images:
             yield Reject(shown, "", "caption without image")
         for ending, content in images:
-            sample = Sample(f"{shown}.{printable(ending)}", content, said.captions, said.label)
+            sample = Sample(f"{shown}.{sanitize(ending)}", content, said.captions, said.label)
             yield sample
             yield from (Reject(sample.name, sample.identity().hex(), trouble) for trouble in said.troubles)

@@ -118,7 +118,7 @@ def norm_kernel(
         branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
         if HAS_GATE:
             branch *= tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)[None, :]
-        # normalise what the next reader will see: the sum as it is stored
+        # normalize what the next reader will see: the sum as it is stored
         stored = (h + branch).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + start + places, stored, mask=inside)
         h = stored.to(tl.float32)

@@ -52,7 +52,8 @@ def save(folder: Path, form: Form) -> Path:
 def run(folder: Path, form: Form, out: str = "expert", target: Target | None = None):  # type: ignore[no-untyped-def]
     source = read_source(save(folder, form), form, heads=2, license="MIT" if form == "diffusers" else None)
     config = source.config if target is None else target.architecture
-    latent, text = own_spaces(source, config, autoencoder=None, latent_scale=None, text_encoder="t5:tiny")
+    encoder = "t5:tiny" if config.condition == "tokens" else None
+    latent, text = own_spaces(source, config, autoencoder=None, latent_scale=None, text_encoder=encoder)
     return convert(source, folder / out, latent=latent, text=text, target=target)
 
 
@@ -236,6 +237,21 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert command(capsys, "convert", str(tmp_path / "x"), "--from", "diffusers", "--out", str(tmp_path / "b"))[0] == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("w", "b")]
     assert weights[0] == weights[1]
+    for option, value in (("--latent-scale", "0.5"), ("--autoencoder", "pixels"), ("--text-encoder", "t5:tiny")):
+        again = ["convert", str(tmp_path / "x"), "--from", "diffusers", "--out", str(tmp_path / "c"), option, value]
+        code, _, err = command(capsys, *again)
+        assert (code, err) == (2, f"atoll: {option} {value}: the exported expert has its own; leave it out\n")
+
+
+UNUSED_WITH_AN_ORDER = {
+    "--objective": "linear-flow:velocity",
+    "--variant": "adaln",
+    "--text": "8",
+    "--classes": "4",
+    "--autoencoder": "pixels",
+    "--latent-scale": "0.5",
+    "--text-encoder": "minilm",
+}
 
 
 def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,9 +287,9 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
     card = load_expert(tmp_path / "start").card
     assert (card.architecture, card.latent, card.text) == (order.architecture, order.latent, order.text)
     assert (card.schedule, card.kind) == (order.objective.schedule, order.objective.kind)
-    code, _, err = command(capsys, "convert", str(save(tmp_path, "dit")), *arguments, "--classes", "4")
-    assert code == 2
-    assert "--order says the architecture" in err
+    for option, value in UNUSED_WITH_AN_ORDER.items():
+        code, _, err = command(capsys, "convert", str(save(tmp_path, "dit")), *arguments, option, value)
+        assert (code, err) == (2, f"atoll: {option} {value}: comes from --order; leave it out\n")
 
 
 @pytest.mark.parametrize(
@@ -287,6 +303,13 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--from", "dit", "--heads", "5"], "heads 5 does not divide width 32"),
         (["--from", "diffusers"], "not a folder"),
         (["--from", "dit", "--heads", "2", "--text", "8", "--classes", "3"], "one condition"),
+        (["--from", "dit", "--heads", "2", "--final", "bridge"], "--final bridge: is for a warm start"),
+        (["--from", "dit", "--heads", "2", "--keep-labels"], "--keep-labels: is for a warm start"),
+        (["--from", "dit", "--heads", "2", "--seed", "0"], "--seed 0: is for a warm start"),
+        (["--from", "dit", "--heads", "2", "--text-length", "9"], "--text-length 9: is for --text"),
+        (["--from", "dit", "--heads", "2", "--text-encoder", "minilm"], "the network reads no text"),
+        (["--from", "dit", "--heads", "2", "--null-text", "null.pt"], "is for --from diffusers"),
+        (["--from", "diffusers", "--heads", "2"], "is for --from dit, sit or pixart"),
     ],
 )
 def test_mistakes_are_one_line(

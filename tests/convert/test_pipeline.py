@@ -18,24 +18,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import atoll
-from atoll.artifacts import Artifact, Store, UserError, finalize
+from atoll.artifacts import Artifact, Reference, Store, UserError, finalize
 from atoll.cli import main
 from atoll.convert.about import about_model
 from atoll.convert.bundle import bundle, load
 from atoll.convert.model_card import model_card
-from atoll.convert.release import export_pipeline, to_pipeline
+from atoll.convert.release import export_pipeline, read_release, to_pipeline
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.placing import Alone, Placed, Placement, load_alone, open_expert
-from atoll.ensemble.versions import reference_to
+from atoll.ensemble.versions import Member, Version, reference_to
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
 from atoll.models.dit import DiT, DiTConfig
+from atoll.models.router import Router, RouterConfig
 from atoll.models.shapes import as_shapes
 from atoll.planning.recipes import recipe
 from atoll.process import CosineVP, DDPMBetas, Kind, LinearFlow
+from atoll.router.card import RouterCard, TrainedRouter
 from atoll.sampling import Sampling, parse_grid, parse_solver, step_noise
 from atoll.training.result import WEIGHTS
 from installs import atoll_without, environment_with
@@ -438,6 +440,31 @@ def test_a_folder_that_was_tampered_with_is_refused_in_one_line(tmp_path: Path) 
     index.write_text("[")
     refused("not valid JSON")
     assert atoll.load(out).digest == load_expert(tmp_path / "expert").digest
+
+
+def test_more_than_a_hundred_experts(tmp_path: Path) -> None:
+    """Names end in two digits up to expert_99, so that in the order of text expert_100 comes before expert_11."""
+    count = 101
+    config = DiTConfig(latent=(1, 8, 8), patch=8, width=16, depth=1, heads=1)
+    first = load_expert(label_expert(tmp_path / "first", config))
+    members, experts = [], []
+    for k in range(count):
+        weights = {**first.network.state_dict(), "head.project.bias": torch.full((64,), float(k))}
+        write_expert(tmp_path / f"{k}", weights, first.card, [], {})
+        experts.append(open_expert(tmp_path / f"{k}"))
+        member = {"path": f"contributions/{k}", "digest": experts[k].digest, "cluster": k, "order": "0" * 64}
+        members.append(Member(**member, objective="test"))
+    reference = Reference(path="any", digest="1" * 64)
+    version = Version(
+        data=reference, partition=reference, orders=(), clusters=count, latent=first.card.latent, experts=members
+    )
+    architecture = RouterConfig(trunk=config, clusters=count)
+    card = RouterCard(architecture=architecture, latent=version.latent, partition="1" * 64, images=0)
+    router = TrainedRouter(card, Router(architecture).eval(), "2" * 64)
+    ensemble = Ensemble(version, Placed(experts, Placement(), LinearFlow()), router, missing={})
+    export_pipeline(ensemble, version.latent, None, tmp_path / "out")
+    back = read_release(Store.at(tmp_path / "out")).body
+    assert [expert.digest for expert in back.placed.experts] == [expert.digest for expert in experts]
 
 
 def test_an_expert_that_was_changed_is_nobodys(tmp_path: Path) -> None:

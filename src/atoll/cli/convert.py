@@ -31,15 +31,16 @@ def convert(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Warm start: adaln or adaln-single, if another one")] = None,
     text: Annotated[int | None, typer.Option(help="Warm start: read text tokens of this width from now on")] = None,
-    text_length: Annotated[int, typer.Option(help="Text tokens per image, with --text")] = 77,
+    text_length: Annotated[int | None, typer.Option(help="Text tokens per image, with --text (default 77)")] = None,
     classes: Annotated[int | None, typer.Option(help="Warm start: read this many class labels from now on")] = None,
     final: Annotated[
-        str, typer.Option(help="Warm start, other objective: new final layer, or keep it and train through the bridge")
-    ] = "new",
+        str | None,
+        typer.Option(help="Warm start, other objective: new final layer (default), or bridge: keep it"),
+    ] = None,
     keep_labels: Annotated[
         bool, typer.Option("--keep-labels", help="Warm start: class labels mean the same in the new data")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Warm start: seed of what is re-initialised")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Warm start: seed of what is re-initialized (default 0)")] = None,
     license: Annotated[str | None, typer.Option(help="License of the source, if it is not the official one")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads, if the width is of no known size")] = None,
     latent: Annotated[str | None, typer.Option(help="Latent shape, if the file does not say it: 4x32x32")] = None,
@@ -62,6 +63,21 @@ def convert(
     """
     if form not in FORMS:
         raise UserError(f"--from {form}: use one of {', '.join(FORMS)}")
+    if form == "diffusers":
+        stage.refuse_unused({"--heads": heads, "--latent": latent}, "is for --from dit, sit or pixart")
+    else:
+        stage.refuse_unused({"--null-text": null_text}, "is for --from diffusers")
+    if order is not None:
+        brought: dict[str, object] = {
+            "--objective": objective,
+            "--variant": variant,
+            "--text": text,
+            "--classes": classes,
+        }
+        brought |= {"--autoencoder": autoencoder, "--latent-scale": latent_scale, "--text-encoder": text_encoder}
+        stage.refuse_unused(brought, "comes from --order")
+    if text is None:
+        stage.refuse_unused({"--text-length": text_length}, "is for --text")
     shape = None if latent is None else parse_latent(latent)
     read = read_source(source, form, heads=heads, latent=shape, license=license, null_text=null_text)  # type: ignore[arg-type]
     target, spaces = _target(read, order, objective, variant, text, text_length, classes, final, keep_labels, seed)
@@ -84,11 +100,11 @@ def _target(
     objective: str | None,
     variant: str | None,
     text: int | None,
-    text_length: int,
+    text_length: int | None,
     classes: int | None,
-    final: str,
+    final: str | None,
     keep_labels: bool,
-    seed: int,
+    seed: int | None,
 ) -> tuple[stage.Target | None, tuple[LatentConfig, TextConfig | None] | None]:
     """What the flags ask for; None for a conversion as it is. An order brings its own latent and text space."""
     changes: dict[str, Any] = {}
@@ -97,20 +113,20 @@ def _target(
     if text is not None and classes is not None:
         raise UserError("--text and --classes: a network reads one condition; give only one of them")
     if text is not None:
-        changes |= {"condition": "tokens", "classes": None, "text_width": text, "text_length": text_length}
+        changes |= {"condition": "tokens", "classes": None, "text_width": text, "text_length": text_length or 77}
     if classes is not None:
         changes |= {"condition": "labels", "classes": classes, "text_width": None, "text_length": None}
-    if final not in ("new", "bridge"):
+    if final not in (None, "new", "bridge"):
         raise UserError(f"--final {final}: use new or bridge")
-    layer: stage.FinalLayer = "new" if final == "new" else "bridge"
+    layer: stage.FinalLayer = "bridge" if final == "bridge" else "new"
     if order is not None:
-        if changes or objective is not None:
-            raise UserError("--order says the architecture and objective; leave out --objective and the others")
         wanted, _ = read_order(order)
         architecture = wanted.architecture
         schedule, kind = wanted.objective.schedule, wanted.objective.kind
         spaces = (wanted.latent, wanted.text)
     elif objective is None and not changes:
+        warm = {"--final": final, "--keep-labels": keep_labels, "--seed": seed}
+        stage.refuse_unused(warm, "is for a warm start (--order, --objective, --variant, --text or --classes)")
         return None, None
     else:
         spaces = None
@@ -120,7 +136,7 @@ def _target(
         except ValueError as error:
             raise UserError(f"warm start: {error}") from error
     target = stage.Target(
-        architecture=architecture, schedule=schedule, kind=kind, final=layer, keep_labels=keep_labels, seed=seed
+        architecture=architecture, schedule=schedule, kind=kind, final=layer, keep_labels=keep_labels, seed=seed or 0
     )
     return target, spaces
 

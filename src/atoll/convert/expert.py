@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -149,35 +150,52 @@ def follow(first: Report, second: Report) -> Report:
 def own_spaces(
     source: Source, config: DiTConfig, *, autoencoder: str | None, latent_scale: float | None, text_encoder: str | None
 ) -> tuple[LatentConfig, TextConfig | None]:
-    """The latent and text space of a converted network.
+    """The latent and text space of a converted network, from an exported expert's card where there is one."""
+    card = parse_card(dict(source.card), source.name) if source.card else None
+    if card is None:
+        latent = _latent_of(config, autoencoder, latent_scale)
+    else:
+        refuse_unused({"--autoencoder": autoencoder, "--latent-scale": latent_scale}, "the exported expert has its own")
+        latent = card.latent
+    if config.condition not in ("tokens", "pooled", "words"):
+        refuse_unused({"--text-encoder": text_encoder}, f"the network reads no text ({config.condition})")
+        return latent, None
+    length = config.text_length or 1
+    if card is not None and card.text is not None:
+        same = (card.text.kind, card.text.width) == (config.condition, config.text_width)
+        if same and card.text.length in (config.text_length, card.text.length):
+            refuse_unused({"--text-encoder": text_encoder}, "the exported expert has its own")
+            return latent, card.text
+    if text_encoder is None and source.form != "pixart":
+        raise UserError("--text-encoder: missing; name the one that makes the text embeddings this network reads")
+    kind: Literal["tokens", "pooled"] = "tokens" if config.condition == "tokens" else "pooled"
+    encoder = text_encoder or "t5:DeepFloyd/t5-v1_1-xxl"
+    return latent, TextConfig(encoder=encoder, kind=kind, length=length, width=config.text_width)
 
-    An expert that was exported has its own; official networks saw Stable Diffusion's latents times 0.18215.
-    """
-    if source.card and autoencoder is None and text_encoder is None:
-        card = parse_card(dict(source.card), source.name)
-        return card.latent, card.text
+
+def _latent_of(config: DiTConfig, autoencoder: str | None, scale: float | None) -> LatentConfig:
+    """Official networks were trained on Stable Diffusion's latents times 0.18215."""
     channels = config.latent[0]
     if autoencoder is None and channels != 4:
-        raise UserError(f"--autoencoder: say which one makes these {channels}-channel latents, such as pixels")
-    scale = latent_scale if latent_scale is not None else (0.18215 if autoencoder is None else 1.0)
+        raise UserError(f"--autoencoder: missing; name the one of these {channels}-channel latents, such as pixels")
+    if scale is None:
+        scale = 0.18215 if autoencoder is None else 1.0
     if not (math.isfinite(scale) and scale > 0):
         raise UserError(f"--latent-scale {scale}: must be a positive number, such as 0.18215")
-    latent = LatentConfig(
+    return LatentConfig(
         autoencoder=autoencoder or "stabilityai/sd-vae-ft-ema",
         shape=config.latent,
         mean=(0.0,) * channels,
         std=(1.0 / scale,) * channels,
     )
-    if config.condition not in ("tokens", "pooled"):
-        return latent, None
-    if text_encoder is None and source.form != "pixart":
-        raise UserError("--text-encoder: say which one makes the text embeddings this network reads")
-    return latent, TextConfig(
-        encoder=text_encoder or "t5:DeepFloyd/t5-v1_1-xxl",
-        kind="tokens" if config.condition == "tokens" else "pooled",
-        length=config.text_length or 1,
-        width=config.text_width,
-    )
+
+
+def refuse_unused(options: Mapping[str, object], why: str) -> None:
+    """Refuse the first of these options that is given: it would have no effect."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            given = name if value is True else f"{name} {value}"
+            raise UserError(f"{given}: {why}; leave it out")
 
 
 def parse_card(values: dict[str, Any], where: str) -> ExpertCard:

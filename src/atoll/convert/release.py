@@ -220,9 +220,11 @@ def read_release(store: Store, placement: Placement = Placement()) -> Release:
     spaces = index.get("atoll")
     if not isinstance(spaces, dict):
         raise UserError(f"{folder}: a diffusers pipeline that atoll did not write; load it with diffusers")
-    names = sorted(name for name in index if name.startswith("expert_"))
-    if not names or names != expert_names(len(names)):
-        raise UserError(f"{folder}/{INDEX}: names the experts {', '.join(names)[:120]}; export the model again")
+    found = {name for name in index if name.startswith("expert_")}
+    names = expert_names(len(found))
+    if not names or found != set(names):
+        named = ", ".join(sorted(found))[:120]
+        raise UserError(f"{folder}/{INDEX}: names the experts {named}; export the model again")
     for part in ("vae", "text_encoder"):
         if list((folder / part).glob("*.safetensors")):
             locate(str(folder / part))  # leaves a note: ids in the cards find their weights here

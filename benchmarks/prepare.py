@@ -221,8 +221,8 @@ def plain(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(job: dict[str, Any]) -> dict[str, Any]:
-    from atoll.data.engine import Local
     from atoll.data.prepare import PrepareConfig, prepare
+    from atoll.executor import Executor
 
     config = PrepareConfig(
         size=job.get("size", SIZE),
@@ -237,9 +237,9 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     def progress(task: str, done: int, total: int | None) -> None:
         marks[task] = time.monotonic() - started
 
-    engine = Local(job["workers"])
+    engine = Executor(job["workers"])
     data = prepare(
-        job["source"], Path(job["out"]) / "data", config, engine=engine, device=job["device"], progress=progress
+        job["source"], Path(job["out"]) / "data", config, executor=engine, device=job["device"], progress=progress
     )
     seconds = time.monotonic() - started
     assert data.config["count"] + data.config["repeats"] == job["count"]
@@ -253,7 +253,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def our_partition(job: dict[str, Any]) -> dict[str, Any]:
-    from atoll.data.engine import Local
+    from atoll.executor import Executor
     from atoll.partition.config import PartitionConfig
     from atoll.partition.stage import partition
 
@@ -266,7 +266,7 @@ def our_partition(job: dict[str, Any]) -> dict[str, Any]:
 
     config = PartitionConfig(clusters=CLUSTERS, threads=job["workers"])
     made = partition(
-        run_folder / "data", run_folder / "partition", config, engine=Local(job["workers"]), progress=progress
+        run_folder / "data", run_folder / "partition", config, executor=Executor(job["workers"]), progress=progress
     )
     seconds = time.monotonic() - started
     return {

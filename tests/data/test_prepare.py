@@ -23,13 +23,13 @@ from torch import Tensor
 from atoll.artifacts import Artifact, UserError, file_lock, link
 from atoll.cli import main
 from atoll.data import encode, merge
-from atoll.data.engine import Local
 from atoll.data.gather import Slice, slices_of_range
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
 from atoll.data.shards import ShardSet
 from atoll.data.sources import SourceConfig
 from atoll.data.space import LatentConfig, TextConfig
+from atoll.executor import Executor
 from atoll.models.autoencoders import Pixels
 from atoll.models.feature_extractors import PixelFeatures
 from atoll.planning.recipes import Network
@@ -89,7 +89,7 @@ def test_order_names_storage_and_workers_do_not_matter(tmp_path: Path) -> None:
         "as they are": prepare(folder(tmp_path / "a", items), tmp_path / "a-data", CONFIG).digest,
         "shuffled": prepare(folder(tmp_path / "b", shuffled(items, 1)), tmp_path / "b-data", CONFIG).digest,
         "tars, two workers": prepare(
-            tars(tmp_path / "c", shuffled(items, 2)), tmp_path / "c-data", CONFIG, engine=Local(2)
+            tars(tmp_path / "c", shuffled(items, 2)), tmp_path / "c-data", CONFIG, executor=Executor(2)
         ).digest,
         "parquet": prepare(parquet(tmp_path / "d", shuffled(items, 3)), tmp_path / "d-data", CONFIG).digest,
     }
@@ -356,33 +356,6 @@ def test_the_extractor_chosen_first_stays(tmp_path: Path, monkeypatch: pytest.Mo
     first = prepare(source, tmp_path / "data", config)
     monkeypatch.setattr(stage, "best_extractor", lambda device: pytest.fail("asked again"))
     assert prepare(source, tmp_path / "data", config).digest == first.digest
-
-
-def test_workers_end_with_a_killed_run(tmp_path: Path) -> None:
-    """kill -9 of the command: nobody is left behind to hold memory or to write into the next run's folder."""
-    source = tars(tmp_path / "source", pictures(400), count=4)
-    code = f"""
-from atoll.data.engine import Local
-from atoll.data.prepare import PrepareConfig, prepare
-import multiprocessing, time
-def show(*_):
-    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-    time.sleep(60)
-if __name__ == "__main__":
-    config = PrepareConfig(size=16, features="pixels")
-    prepare({source!r}, {str(tmp_path / "data")!r}, config, engine=Local(2), progress=show)
-"""
-    (tmp_path / "run.py").write_text(code)
-    process = subprocess.Popen([sys.executable, str(tmp_path / "run.py")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(workers) == 2
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert [pid for pid in workers if Path(f"/proc/{pid}").exists()] == []
 
 
 def test_a_copy_cut_short_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

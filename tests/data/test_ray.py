@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.artifacts import UserError
-from atoll.data.engine import Local, Ray, engine_named
 from atoll.data.prepare import prepare
+from atoll.executor import Executor, RayExecutor
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 from image_forms import CONFIG, pictures, tars
@@ -19,16 +18,9 @@ def test_ray_and_local_agree(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs ray: NOT TESTED HERE")
     source = tars(tmp_path / "source", pictures(100))
     local = prepare(source, tmp_path / "local", CONFIG)
-    remote = prepare(source, tmp_path / "remote", CONFIG, engine=Ray())
+    remote = prepare(source, tmp_path / "remote", CONFIG, executor=RayExecutor())
     assert local.digest == remote.digest
-    with pytest.raises(UserError, match="the Ray cluster has no GPU"), Ray(gpu=True).start():
-        pass
     for config in (PartitionConfig(clusters=3), PartitionConfig(clusters=3, by="random")):
-        here = partition(tmp_path / "local", tmp_path / f"here-{config.by}", config, engine=Local())
-        there = partition(tmp_path / "local", tmp_path / f"there-{config.by}", config, engine=Ray())
+        here = partition(tmp_path / "local", tmp_path / f"here-{config.by}", config, executor=Executor())
+        there = partition(tmp_path / "local", tmp_path / f"there-{config.by}", config, executor=RayExecutor())
         assert here.digest == there.digest
-
-
-def test_an_unknown_engine_is_one_line() -> None:
-    with pytest.raises(UserError, match="--engine slurm: use local or ray"):
-        engine_named("slurm", 1, None)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Artifact, Store, UserError
-from atoll.data.engine import Local, Ray
 from atoll.evaluation.evaluate import EvaluationPlan, arms_for, evaluate
+from atoll.executor import Executor, RayExecutor
 from atoll.sampling import Sampling
 from runs import atoll
 
@@ -63,11 +63,15 @@ def test_workers_paint_the_same_images_though_one_is_killed(tiny_demo: Path, tmp
     run = Store.at(tiny_demo)
     alone = evaluate(run, PLAN, Store.at(tmp_path / "alone"))
     killed: list[int] = []
-    killer = threading.Thread(target=kill_one, args=("ray::painted", killed))
+    killer = threading.Thread(target=kill_one, args=("ray::call", killed))
     killer.start()
     told: list[int] = []
     together = evaluate(
-        run, PLAN, Store.at(tmp_path / "ray"), engine=Ray(), progress=lambda arm, done, total: told.append(done)
+        run,
+        PLAN,
+        Store.at(tmp_path / "ray"),
+        executor=RayExecutor(),
+        progress=lambda arm, done, total: told.append(done),
     )
     killer.join()
     assert killed, "nobody was killed while painting"
@@ -82,7 +86,7 @@ def test_workers_paint_the_same_images_though_one_is_killed(tiny_demo: Path, tmp
 def test_two_processes_of_this_machine_paint_the_same_images(tiny_demo: Path, tmp_path: Path) -> None:
     """As `atoll run` paints where there are cores for it."""
     alone, together = (
-        evaluate(Store.at(tiny_demo), PLAN, Store.at(tmp_path / str(workers)), engine=Local(workers))
+        evaluate(Store.at(tiny_demo), PLAN, Store.at(tmp_path / str(workers)), executor=Executor(workers))
         for workers in (1, 2)
     )
     assert together == alone
@@ -103,5 +107,5 @@ def test_without_ray_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"^--engine ray: needs ray; pip install 'atoll-diffusion\[ray\]'$"):
-        evaluate(Store.at(tiny_demo), PLAN, Store.at(tmp_path / "out"), engine=Ray())
+        evaluate(Store.at(tiny_demo), PLAN, Store.at(tmp_path / "out"), executor=RayExecutor())
     assert not (tmp_path / "out").exists()

@@ -9,18 +9,17 @@ import torch
 import typer
 
 from ..artifacts import Artifact, Store, UserError, remove_stale
-from ..data.engine import engine_named
 from ..ensemble.checks import check_spaces
 from ..ensemble.routes import parse_route
 from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference
 from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms, student_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
+from ..executor import make_executor
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import read_expert_card
 from ..models.feature_extractors import extractor_id
 from ..sampling import Sampling
-from ..training.execution import named_or_best
 from .bars import bars, console
 from .sampling_options import Device, Memory, Threads, Weights, sampling_options
 from .tables import print_evaluation
@@ -110,8 +109,7 @@ def evaluate(
         features=tuple(dict.fromkeys(features)),
         lpips=lpips,
     )
-    # each of its workers holds the whole model
-    painters = engine_named(engine, 1, ray_address, device or named_or_best(None), per_gpu=1)
+    executor = make_executor(engine, 1, ray_address)
     with bars() as bar:
         bar("measuring real images", 0, None)
         result = run_evaluation(
@@ -122,7 +120,7 @@ def evaluate(
             memory=memory,
             weights=weights,
             npz=npz,
-            engine=painters,
+            executor=executor,
             students=students,
             progress=lambda arm, done, total: bar(f"painting {arm}", done, total),
         )

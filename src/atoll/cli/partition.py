@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Store, UserError, find
-from ..data.engine import engine_named
+from ..executor import make_executor
 from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
 from .bars import bars
@@ -53,9 +53,9 @@ def partition(
     settings = read_settings(PartitionConfig(), file=config, flags=flags, overrides=[*unbound, *(set_ or ())])
     place = out or (Store.at(data).parent.child("partition") if onto is None else Store.at(onto).successor).url
     there = find(place) is not None
-    where = engine_named(engine, workers, ray_address)
+    executor = make_executor(engine, workers, ray_address)
     with bars() as progress:
-        made = partition_stage(data, place, settings, onto=onto, engine=where, progress=progress)
+        made = partition_stage(data, place, settings, onto=onto, executor=executor, progress=progress)
     sizes = [cluster["train"] for cluster in json.loads(made.read("sizes.json"))["clusters"]]
     quality = json.loads(made.read("quality.json"))
     typer.echo(

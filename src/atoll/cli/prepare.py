@@ -10,10 +10,10 @@ import typer
 
 from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.classes import class_names
-from ..data.engine import engine_named, workers_for
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
 from ..data.sources import is_digits
+from ..executor import default_workers, make_executor
 from ..training.execution import named_or_best
 from .bars import bars
 from .settings import read_settings
@@ -88,10 +88,10 @@ def prepare(
     there = find(out) is not None
     on = named_or_best(device)
     if workers is None:
-        workers = 1 if is_digits(source) else workers_for(on)  # starting one takes longer than all digits
-    where = engine_named(engine, workers, ray_address, on)
+        workers = 1 if is_digits(source) else default_workers(on)  # starting one takes longer than all digits
+    executor = make_executor(engine, workers, ray_address)
     with bars() as progress:
-        data = prepare_stage(source, out, settings, onto=onto, engine=where, device=on, progress=progress)
+        data = prepare_stage(source, out, settings, onto=onto, executor=executor, device=on, progress=progress)
     rejected = sum(data.config["rejected"].values())
     typer.echo(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..artifacts import atomic_file, canonical_json, write_atomic
-from .engine import Workers
+from ..executor import Executor
 from .gather import CHUNK_BYTES, CHUNK_SCHEMA, Slice, chunk_stems, read_rows, slices_of_range
 from .progress import Progress
 
@@ -29,7 +29,7 @@ TABLE_ROWS = 4096  # per batch of an arrow file
 FILES = (".ids.npy", ".pixels.npy", ".arrow")
 
 
-def merge_to_few(chunks: Path, workers: Workers, progress: Progress) -> tuple[Path, ...]:
+def merge_to_few(chunks: Path, executor: Executor, progress: Progress) -> tuple[Path, ...]:
     """The stems of at most FAN_IN sorted chunks that hold all rows of the chunks in this folder."""
     stems, folder = chunk_stems(chunks), chunks
     level = 0
@@ -48,7 +48,7 @@ def merge_to_few(chunks: Path, workers: Workers, progress: Progress) -> tuple[Pa
             for number, group in enumerate(json.loads(plan.read_bytes()))
         ]
         rows = 0
-        for merged_rows in workers.map(merge, tasks):
+        for _, merged_rows in executor.map(merge, tasks, retries=3):
             rows += merged_rows
             progress("sorting", rows, None)
         stems = [task.out for task in tasks]

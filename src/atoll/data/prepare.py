@@ -15,11 +15,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import STATE, Artifact, ArtifactWriter, Store, UserError, canonical_json, sanitize
+from ..executor import WORKERS_PER_GPU, Executor
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import best_extractor, extractor_id
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
 from .encode import Encoders, EncodeTask, NormalizeTask, encode, latent_space, normalize
-from .engine import Engine, Local
 from .gather import GatherTask, gather, read_rejects, read_table
 from .images import TOO_SMALL
 from .index import SCHEMA
@@ -31,6 +31,7 @@ from .sources import Reject, Source, SourceConfig, Unit, is_digits, open_source
 from .space import TextConfig
 from .text import Words, pretrained_space, text_encoder
 
+RETRIES = 3  # of a part whose worker died
 PIECES = 8  # parts of a shard that are encoded one by one
 
 
@@ -71,7 +72,7 @@ def prepare(
     config: PrepareConfig = PrepareConfig(),
     *,
     onto: str | Path | Store | None = None,
-    engine: Engine = Local(),
+    executor: Executor | None = None,
     device: str = "cpu",
     progress: Progress = silent,
 ) -> Artifact:
@@ -109,7 +110,8 @@ def prepare(
         return there
     units = origin.units()
 
-    with engine.start() as workers, draft:
+    gpus = 0 if device == "cpu" else 1 / WORKERS_PER_GPU
+    with executor or Executor() as executor, draft:
         state = draft.folder / STATE
         chunks, encoded = state / "chunks", state / "encoded"
         begin(draft, {**reading, "size": config.size, "smallest": config.smallest, "files": digest_of(units)}, request)
@@ -117,7 +119,7 @@ def prepare(
             folder.mkdir(parents=True, exist_ok=True)
 
         rows = 0
-        for unit_rows in workers.map(gather, gather_tasks(origin, units, chunks, config)):
+        for _, unit_rows in executor.map(gather, gather_tasks(origin, units, chunks, config), retries=RETRIES):
             rows += unit_rows
             progress("reading images", rows, None)
         if rows == 0:
@@ -125,13 +127,13 @@ def prepare(
             shutil.rmtree(draft.folder)  # nothing here is worth going on with
             raise UserError(f"{source}: none of its images can be used; {why}")
 
-        runs = merge_to_few(chunks, workers, progress)
+        runs = merge_to_few(chunks, executor, progress)
         text = text_space(config.text_encoder, runs) if old is None else old.text
         encoders = Encoders(config.autoencoder, config.features, text, config.text, device)
         shards = -(-rows // config.shard_rows)
         tasks = encode_tasks(runs, shards * PIECES, encoded, encoders, image_shape, config, old)
         count = 0
-        for shard_count in workers.map(encode, tasks):
+        for _, shard_count in executor.map(encode, tasks, gpus, RETRIES):
             count += shard_count
             progress("encoding", count, rows)
 
@@ -151,7 +153,7 @@ def prepare(
         ]
         done = 0
         written = {} if old is None else old.take_over(draft.folder)
-        for shard in workers.map(normalize, targets):
+        for _, shard in executor.map(normalize, targets, retries=RETRIES):
             written[f"shards/{shard.name}"] = shard.file
             done += shard.rows
             progress("writing shards", done, count)

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Store, UserError, atomic_file, canonical_json, sha256_bytes
-from ..data.engine import Engine, Local
 from ..ensemble.versions import open_ensemble, open_reference, place_of
+from ..executor import Executor, RayExecutor
 from ..models.lpips import LPIPS
 from ..sampling import Sampling
 from ..training.execution import named_or_best
@@ -109,7 +109,7 @@ def evaluate(
     memory: str | None = None,
     weights: str | None = None,
     npz: bool = False,
-    engine: Engine = Local(),
+    executor: Executor | None = None,
     students: Mapping[str, Store] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -117,15 +117,17 @@ def evaluate(
 
     `device`, `memory` and `weights` are `load`'s: where the experts go; features are computed on the first device. With
     `npz` the images of every arm are also written as samples/ARM.npz, as ADM's evaluation reads them: uint8 NHWC.
-    An `engine` with workers has them paint, each with a model of its own; the images are the same.
+    Workers of an `executor` sample, each with a model of its own; the images are the same.
     `students` are experts without a cluster, wherever they lie, by the names that arms have for them.
     """
     version = open_ensemble(run)
     data = open_reference(run, version.data, "data")
     partition = open_reference(run, version.partition, "partition")
     # workers may have devices that this machine has not: then what is measured here is measured on the best there is
-    where = named_or_best(device if isinstance(engine, Local) else None).split(",")[0]
-    with painters_of(engine) as painters:  # before anything is measured: there may be none
+    where = named_or_best(None if isinstance(executor, RayExecutor) else device).split(",")[0]
+    with painters_of(
+        executor or Executor(), 0 if (device or named_or_best(None)) == "cpu" else 1
+    ) as painters:  # before anything is measured: there may be none
         how: dict[str, Any] = {
             "device": where,
             "resamples": plan.resamples,

@@ -1,4 +1,4 @@
-"""Paint the samples of an arm, in this process or by an engine's workers: the same images, bit for bit.
+"""Paint the samples of an arm, in this process or by an executor's workers: the same images, bit for bit.
 
 A worker opens the model itself, from the same place, and paints whole parts. A part whose worker died is painted
 again by another; parts that are there stay when the whole command is killed.
@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..artifacts import Artifact, UserError
-from ..data.engine import Engine, ThisProcess, Workers
+from ..executor import Executor
 from ..model import Model, load
 from .samples import About, Part, SampleSettings, collect_samples, paint_part, settled
 
+RETRIES = 3  # of a part whose worker died
 Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
 
 
@@ -51,13 +52,14 @@ def opened(opening: Opening) -> Model:
 
 @dataclass(frozen=True)
 class Painters:
-    """Whoever paints: an engine's workers, or this process, which alone tells of every step."""
+    """An executor and how many GPUs each of its workers needs. Only in this process every step is reported."""
 
-    workers: Workers | None = None
+    executor: Executor
+    gpus: float
 
     def about(self, opening: Opening, settings: SampleSettings) -> tuple[SampleSettings, About]:
         """The settings with nothing left open, and what a record says of the model; from where it is painted."""
-        (told,) = (self.workers or ThisProcess()).map(told_of, [(opening, settings)])
+        ((_, told),) = self.executor.map(told_of, [(opening, settings)], self.gpus, RETRIES)
         return told
 
     def paint(
@@ -66,11 +68,12 @@ class Painters:
         steps, count = settings.sampling.steps, len(settings.prompts)
 
         def paint_parts(parts: Sequence[Part]) -> Iterator[int]:
-            if self.workers is None:
+            if self.executor.in_process:
                 yield from (paint_part(opened(opening), part, progress) for part in parts)
                 return
             done = count - sum(len(part.settings.prompts) for part in parts)
-            for images in self.workers.map(painted, [(opening, about.digest, part) for part in parts]):
+            tasks = [(opening, about.digest, part) for part in parts]
+            for _, images in self.executor.map(painted, tasks, self.gpus, RETRIES):
                 done += images
                 if progress is not None:
                     progress(done * steps, count * steps)
@@ -80,15 +83,15 @@ class Painters:
 
 
 @contextmanager
-def painters_of(engine: Engine) -> Iterator[Painters]:
-    """The painters of an engine, for the time of a `with` block.
+def painters_of(executor: Executor, gpus: float) -> Iterator[Painters]:
+    """The painters of an executor, for the time of a `with` block.
 
     Models they opened here are forgotten before and after: a run may get a newer one any time, and memory is dear.
     """
     KEPT.clear()
     try:
-        with engine.start() as workers:
-            yield Painters(None if isinstance(workers, ThisProcess) else workers)
+        with executor:
+            yield Painters(executor, gpus)
     finally:
         KEPT.clear()
 

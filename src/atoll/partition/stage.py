@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, load_if_same
 from ..data.classes import class_names
-from ..data.engine import Engine, Local, Workers
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
 from ..data.shards import ShardSet, read_shard
 from ..data.space import LatentConfig
+from ..executor import Executor
 from ..models.autoencoders import load_autoencoder
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
 from .config import PartitionConfig
@@ -39,7 +39,7 @@ def partition(
     config: PartitionConfig = PartitionConfig(),
     *,
     onto: str | Path | Store | None = None,
-    engine: Engine = Local(),
+    executor: Executor | None = None,
     progress: Progress = silent,
 ) -> Artifact:
     """Cut the data artifact at `data` into clusters and write the partition artifact at `out`.
@@ -67,14 +67,16 @@ def partition(
             "use a smaller -k"
         )
 
-    with ArtifactWriter(out, KIND) as draft, engine.start() as workers:
+    with ArtifactWriter(out, KIND) as draft, executor or Executor() as executor:
         rule = RULES[config.by](index, samples, config, progress) if old is None else old.rule
         save_file(rule, draft.folder / "centroids.safetensors")
         if old is None:
-            assignment = assign(draft.folder / "centroids.safetensors", parent, index, 0, config, workers, progress)
+            assignment = assign(draft.folder / "centroids.safetensors", parent, index, 0, config, executor, progress)
         else:
             before = old.assignment(index)
-            late = assign(draft.folder / "centroids.safetensors", parent, index, len(before), config, workers, progress)
+            late = assign(
+                draft.folder / "centroids.safetensors", parent, index, len(before), config, executor, progress
+            )
             assignment = np.concatenate([before, late])
         sizes = count_sizes(assignment, index.splits, config.clusters)
         for k, size in enumerate(sizes):
@@ -163,7 +165,7 @@ def assign(
     index: Index,
     first: int,
     config: PartitionConfig,
-    workers: Workers,
+    executor: Executor,
     progress: Progress,
 ) -> np.ndarray:
     """Cluster int64 of the samples from row `first` on, by the rule of a partition, shard by shard.
@@ -180,7 +182,7 @@ def assign(
     ]
     assignment = np.full(len(index) - first, -1, dtype=np.int64)
     done = 0
-    for number, clusters in workers.map(assign_shard, tasks):
+    for _, (number, clusters) in executor.map(assign_shard, tasks, retries=3):
         start, stop = starts[number], starts[number + 1]
         assert len(clusters) == stop - start, "index and shard differ in number"
         here = assignment[start - first : stop - first]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ..artifacts import Artifact, Store, UserError
-from ..data.engine import Local, workers_for
 from ..data.prepare import prepare
 from ..data.progress import Progress
 from ..data.sources import is_digits
@@ -19,6 +18,7 @@ from ..ensemble.versions import find_ensemble, open_ensemble
 from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from ..evaluation.report import write_report
 from ..exchange.admit import admit
+from ..executor import Executor, default_workers
 from ..islands.launch import Island, hand_out, over_all, places_for, run_islands
 from ..partition.stage import partition
 from ..planning.monolith import NAME as MONOLITH
@@ -56,9 +56,10 @@ def carry_out(
     seed = settings.asked.seed
 
     # starting a worker takes longer than all digits
-    workers = 1 if is_digits(settings.source) else workers_for(device)
-    engine = Local(workers)
-    data = prepare(settings.source, run.child("data"), settings.prepare, engine=engine, device=device, progress=show)
+    workers = 1 if is_digits(settings.source) else default_workers(device)
+    data = prepare(
+        settings.source, run.child("data"), settings.prepare, executor=Executor(workers), device=device, progress=show
+    )
     prepared(data)
     if last < STAGES.index("partition"):
         return None
@@ -102,7 +103,7 @@ def carry_out(
         what,
         run,
         device=device,
-        engine=Local(painters_here(painting, device, islands)),
+        executor=Executor(painters_here(painting, device, islands)),
         progress=lambda arm, done, total: show(f"painting {arm}", done, total),
     )
     write_report(run, evaluation, run)

@@ -290,7 +290,7 @@ def arm_of(row: str, scale: float) -> str:
 
 def last_yardstick(student: Path) -> float | None:
     """Error on unseen data at the end of a training; without data there is none."""
-    error: float | None = json.loads((student / "metrics.jsonl").read_text().splitlines()[-1]).get("yardstick")
+    error: float | None = json.loads((student / "metrics.jsonl").read_text().splitlines()[-1]).get("val_loss")
     return error
 
 

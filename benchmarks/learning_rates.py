@@ -58,7 +58,7 @@ def trained(run: Path, order: Order, rate: float, out: Path) -> Path:
 
 def last(expert: Path) -> float:
     """Its error on unseen samples at the end of training."""
-    return float(json.loads((expert / "metrics.jsonl").read_text().splitlines()[-1])["yardstick"])
+    return float(json.loads((expert / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from atoll.cli import main
 from pages import DOCS
 
 TINY = "--set training.batch=32 --set training.warmup_images=64 --set training.ema_images=64 --set network.width=32"
-TINY += " --set network.depth=2 --set acceptance.gaussians=1000"
+TINY += " --set network.depth=2 --set acceptance.max_ratio_to_gaussian=1000"
 
 
 def story() -> list[str]:

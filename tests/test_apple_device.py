@@ -135,7 +135,7 @@ def test_a_training_step(apple: torch.device, schedule: AnySchedule, kind: Kind,
 
 
 @pytest.mark.parametrize(("schedule", "kind"), EXPERTS, ids=name)
-def test_the_yardstick_through_the_bridge(apple: torch.device, schedule: Schedule, kind: Kind) -> None:
+def test_the_val_loss_through_the_bridge(apple: torch.device, schedule: Schedule, kind: Kind) -> None:
     x0, eps, condition = batch(5)
     t = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0], dtype=torch.float64)
     network = trained(DiT(CONFIG), 0)

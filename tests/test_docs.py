@@ -102,7 +102,7 @@ def test_late_digits_are_recognised_as_before_or_better(tmp_path: Path) -> None:
     assert after["recognised"] > 0.95
     version = History.of(Store.at(run)).newest
     assert version is not None
-    errors = {m.serving: m.yardsticks.inside for m in version.experts if m.cluster == 0 and m.yardsticks is not None}
+    errors = {m.serving: m.val_loss.inside for m in version.experts if m.cluster == 0 and m.val_loss is not None}
     assert errors[True] < errors[False], "what it was trained on for has made the expert better on the newest holdout"
 
 

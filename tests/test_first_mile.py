@@ -25,7 +25,7 @@ What stood in a newcomer's way once, and the tests that keep it out (without a f
       cli/test_stopping.py::test_it_says_what_is_kept_and_with_which_signal_it_ended
       cli/test_stopping.py::test_ctrl_c_in_a_terminal_goes_to_all_processes_and_one_answers
  6 training in silence
-      cli/test_watching.py::test_the_log_has_loss_yardstick_and_rate
+      cli/test_watching.py::test_the_log_has_loss_val_loss_and_rate
       cli/test_watching.py::test_a_real_run_in_a_terminal_shows_a_bar_and_elsewhere_a_line
       cli/test_progress_line.py::test_without_a_terminal_a_long_stage_says_so_by_itself
  7 Python that surprises
@@ -91,7 +91,7 @@ def quick(words: list[str]) -> list[str]:
     """The same command with a budget of a moment."""
     more = {
         "prepare": "--features pixels --workers 1 --device cpu --set holdout=0.1",
-        "plan": f"--images 320 {TINY} --set acceptance.gaussians=1000",
+        "plan": f"--images 320 {TINY} --set acceptance.max_ratio_to_gaussian=1000",
         "train": "--device cpu",
         "router": "--set training.images=320 --set training.warmup_images=64 --device cpu",
         "sample": "-n 2 --steps 2 --device cpu",

@@ -98,7 +98,7 @@ STORY = [
     'atoll describe xl/2 --text 768 --gpu "RTX 4090"',
 ]
 TINY = "--images 320 --set network.width=32 --set network.depth=1 --set training.warmup_images=64"
-TINY += " --set training.ema_images=64 --set acceptance.gaussians=1000"
+TINY += " --set training.ema_images=64 --set acceptance.max_ratio_to_gaussian=1000"
 QUICK = {
     "prepare": "--features pixels --workers 1 --device cpu --set holdout=0.1",
     "plan": TINY,

@@ -75,7 +75,7 @@ def test_a_stack_answers_and_learns_as_its_networks_do_alone(kind: str) -> None:
 
 def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: Path) -> None:
     objectives = [OBJECTIVES["flow"], OBJECTIVES["ddpm"]]
-    orders, yardsticks = [], []
+    orders, val_losses = [], []
     for k, objective in enumerate(objectives):
         place = tiny_order(tmp_path / f"run{k}", images=3840, decay="linear", seed=k)
         order, run = read_order(place)
@@ -87,7 +87,7 @@ def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: P
         validation = Validation.fixed(shards_of(order, run, "validation"), order.training.seed)
         card = read_expert_card(artifact)
         orders.append((order, run, validation, card))
-        yardsticks.append(validation.measure(network, card, Execution()))
+        val_losses.append(validation.measure(network, card, Execution()))
 
     order, run, *_ = orders[0]
     samples = shards_of(order, run, "train")
@@ -102,7 +102,7 @@ def test_experts_of_a_stack_are_as_good_as_those_of_separate_islands(tmp_path: P
         order.training,
         seeds=[0, 1],
     )
-    for (_, _, validation, card), state, island in zip(orders, trained.states, yardsticks, strict=True):
+    for (_, _, validation, card), state, island in zip(orders, trained.states, val_losses, strict=True):
         network = DiT(NETWORK)
         network.load_state_dict(state, strict=False)
         stacked = validation.measure(network, card, Execution())

@@ -22,7 +22,7 @@ def tiny_settings(seed: int) -> RunSettings:
     small = {"images": 640, "batch": 32, "learning_rate": 3e-3, "warmup_images": 64, "ema_images": 64}
     training = orders.training.model_copy(update=small)
     # such an expert has learned nothing yet, and is admitted all the same
-    acceptance = orders.acceptance.model_copy(update={"gaussians": 1000.0})
+    acceptance = orders.acceptance.model_copy(update={"max_ratio_to_gaussian": 1000.0})
     orders = orders.model_copy(update={"training": training, "acceptance": acceptance})
     return settings_for(orders, seed, router_images=1280, samples=40, steps=4)
 

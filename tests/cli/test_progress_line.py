@@ -12,7 +12,7 @@ from rich.console import Console
 from atoll.cli import bars, watching
 from atoll.training.loop import Progress
 
-LONG = Progress(images=41_000_000, total=100_000_000, rate=312.4, loss=0.4312, yardstick=0.3951)
+LONG = Progress(images=41_000_000, total=100_000_000, rate=312.4, loss=0.4312, val_loss=0.3951)
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *steps: Progress, width: int, terminal: bool) -> list[str]:
@@ -33,7 +33,7 @@ def test_the_bar_is_one_line_and_the_time_left_is_on_it(monkeypatch: pytest.Monk
     last = [line for line in lines if line.strip()][-1]
     assert "41%" in last
     assert "left 52:27:40" in last  # 59,000,000 images at 312.4 a second
-    assert ("yardstick 0.395" in last) == (width >= 80), last
+    assert ("val loss 0.395" in last) == (width >= 80), last
 
 
 def test_a_note_comes_once_and_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:

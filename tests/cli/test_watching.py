@@ -29,7 +29,7 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_order(tmp_path_factory.mktemp("run"), images=320)
 
 
-def test_the_log_has_loss_yardstick_and_rate(order: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_has_loss_val_loss_and_rate(order: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(island, "LOG_SECONDS", (0.0, 0.0))
     train(order, tmp_path / "expert", resources=CPU)
     entries = [json.loads(line) for line in (tmp_path / "expert" / "log.jsonl").read_text().splitlines()]
@@ -37,7 +37,7 @@ def test_the_log_has_loss_yardstick_and_rate(order: Path, tmp_path: Path, monkey
     rows = [json.loads(line) for line in (tmp_path / "expert" / "metrics.jsonl").read_text().splitlines()]
     steps = entries[1:-1]
     assert [entry["images"] for entry in steps] == list(range(32, 352, 32))
-    assert [(entry["loss"], entry["yardstick"]) for entry in steps] == [(r["loss"], r["yardstick"]) for r in rows]
+    assert [(entry["loss"], entry["val_loss"]) for entry in steps] == [(r["loss"], r["val_loss"]) for r in rows]
     assert steps[-1]["images_per_s"] > 0
     assert all(entry["time"] > 1.7e9 for entry in entries)
 
@@ -58,12 +58,12 @@ def test_without_a_terminal_there_is_a_plain_line_now_and_then(
     with watching("training") as watch:
         for second in range(0, 141, 10):
             now[0] = float(second)
-            watch(Progress(100 * second, 20_000, rate=100.0, loss=0.5, yardstick=0.25))
+            watch(Progress(100 * second, 20_000, rate=100.0, loss=0.5, val_loss=0.25))
         watch(Progress(0, 20_000, note="out of memory; going on with [8] images"))
     assert capsys.readouterr().out.splitlines() == [
-        "training: 1,000 of 20,000 images (5%)  left 3:10  100 images/s  loss 0.500  yardstick 0.250",
-        "training: 7,000 of 20,000 images (35%)  left 2:10  100 images/s  loss 0.500  yardstick 0.250",
-        "training: 13,000 of 20,000 images (65%)  left 1:10  100 images/s  loss 0.500  yardstick 0.250",
+        "training: 1,000 of 20,000 images (5%)  left 3:10  100 images/s  loss 0.500  val loss 0.250",
+        "training: 7,000 of 20,000 images (35%)  left 2:10  100 images/s  loss 0.500  val loss 0.250",
+        "training: 13,000 of 20,000 images (65%)  left 1:10  100 images/s  loss 0.500  val loss 0.250",
         "out of memory; going on with [8] images",
     ]
 
@@ -81,7 +81,7 @@ def test_a_real_run_in_a_terminal_shows_a_bar_and_elsewhere_a_line(order: Path, 
     lines = plain.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["training:", "expert"]
     assert "320 of 320 images (100%)" in lines[0]
-    assert "yardstick" in lines[0]
+    assert "val loss" in lines[0]
     assert "\x1b" not in plain.stdout
 
     ours, theirs = pty.openpty()
@@ -110,8 +110,8 @@ def test_tensorboard_reads_what_is_written_for_it(order: Path, tmp_path: Path) -
     rows = [json.loads(line) for line in artifact.read("metrics.jsonl").splitlines()]
     events = accumulator.EventAccumulator(str(tmp_path / "board"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"loss", "yardstick", "images per second"}
-    for name in ("loss", "yardstick"):
+    assert set(events.Tags()["scalars"]) == {"loss", "val_loss", "images per second"}
+    for name in ("loss", "val_loss"):
         last = events.Scalars(name)[-1]
         assert last.step == 320, "against images seen"
         assert last.value == pytest.approx(rows[-1][name], rel=1e-6)

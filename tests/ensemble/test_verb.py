@@ -28,8 +28,8 @@ def test_it_shows_every_expert_and_the_whole_story(run: Path, capsys: pytest.Cap
     shown = told(capsys, str(run))
     version = open_ensemble(Store.at(run))
     for member in version.experts:
-        assert member.yardsticks is not None
-        words = [str(member.cluster), member.name, member.objective, f"{member.yardsticks.inside:.4f}", "yes"]
+        assert member.val_loss is not None
+        words = [str(member.cluster), member.name, member.objective, f"{member.val_loss.inside:.4f}", "yes"]
         assert re.search(" .*".join(words), shown)
     assert len(re.findall(r"\byes\b", shown)) == 8
     assert "version 10" in shown

@@ -33,8 +33,8 @@ from atoll.ensemble.versions import (
     History,
     Member,
     Reference,
+    ValidationLoss,
     Version,
-    Yardsticks,
     find_ensemble,
     open_ensemble,
 )
@@ -357,7 +357,7 @@ BOUNDS: dict[str, tuple[Callable[[Version], dict[str, Any]], str]] = {
     "a digest that is none": (first_expert(digest="abc"), "string should match pattern"),
     "an endless license": (first_expert(license="x" * 3000), "at most 2000 characters"),
     "a negative error": (
-        first_expert(yardsticks=Yardsticks.model_construct(inside=-1.0, outside=None, gaussian=1.0)),
+        first_expert(val_loss=ValidationLoss.model_construct(inside=-1.0, outside=None, gaussian=1.0)),
         "greater than or equal to 0",
     ),
 }

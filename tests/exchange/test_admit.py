@@ -42,7 +42,9 @@ def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
     from atoll.islands.order import read_order
 
     order, _ = read_order(run / "orders" / "01.json")
-    order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"gaussians": gaussians})})
+    order = order.model_copy(
+        update={"acceptance": order.acceptance.model_copy(update={"max_ratio_to_gaussian": gaussians})}
+    )
     (run / "orders" / "01.json").write_bytes(order.to_bytes())
     before = Artifact.open(run / "orders").manifest
     finalize(run / "orders", list(before.files), "orders", config=before.config, parents=before.parents, license=None)
@@ -59,7 +61,7 @@ def test_an_honest_expert_is_admitted_measured_and_named(run: Path, expert: Path
     assert [member.cluster for member in file.experts] == [1]
     assert file.empty_clusters() == [0, 2]
     assert Artifact.open(run / file.experts[0].path, "expert").digest == Artifact.open(folder).digest
-    scores = file.experts[0].yardsticks
+    scores = file.experts[0].val_loss
     assert scores is not None
     assert scores.outside is not None
     assert 0 < scores.inside < 5

@@ -170,7 +170,7 @@ def test_garbage_in_a_corner_of_time_or_without_the_condition_is_seen(
     store = Store.at(run)
     version = open_ensemble(store)
     order, _ = read_order(run / "orders" / "01.json")
-    order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"gaussians": 1.5})})
+    order = order.model_copy(update={"acceptance": order.acceptance.model_copy(update={"max_ratio_to_gaussian": 1.5})})
     data, cut = open_reference(store, version.data, "data"), open_reference(store, version.partition, "partition")
     holdout = Holdout.of(data, cut, order)
     member = next(m for m in version.serving if m.cluster == 1)

@@ -22,7 +22,7 @@ from exchange.test_signatures import new_key
 from runs import ATOLL
 
 TINY = ["training.images=640", "training.batch=32", "training.warmup_images=64", "training.ema_images=64"]
-TINY += ["network.width=32", "network.depth=2", "acceptance.gaussians=1000"]
+TINY += ["network.width=32", "network.depth=2", "acceptance.max_ratio_to_gaussian=1000"]
 SERVER = """
 import sys
 from moto.server import ThreadedMotoServer

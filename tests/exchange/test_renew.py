@@ -55,8 +55,8 @@ def test_experts_are_measured_anew_on_the_newest_holdout(late: Path) -> None:
     data, partition = (Artifact.open(run.child(name)) for name in ("data-2", "partition-2"))
     orders = Checks(run).orders_of(moved)
     for old, new in zip(before.experts, moved.experts, strict=True):
-        assert old.yardsticks != new.yardsticks
-        assert new.yardsticks == measure(load_expert(run.child(new.path)), orders[new.order], data, partition)
+        assert old.val_loss != new.val_loss
+        assert new.val_loss == measure(load_expert(run.child(new.path)), orders[new.order], data, partition)
 
 
 def test_only_clusters_that_grew_enough_get_orders_and_none_may(
@@ -112,9 +112,9 @@ def test_an_old_order_in_somebodys_hands_is_still_good(run: Path, late: Path, tm
     # it is measured on the newest holdout, and serves if it is better, or wanted
     result = admit(store, another(late / "experts" / "02", tmp_path / "a", 0.99), replace=True)
     assert result.member.serving
-    assert result.member.yardsticks is not None
-    assert was[2].yardsticks is not None
-    assert result.member.yardsticks.gaussian == was[2].yardsticks.gaussian
+    assert result.member.val_loss is not None
+    assert was[2].val_loss is not None
+    assert result.member.val_loss.gaussian == was[2].val_loss.gaussian
     # cluster 0 is served by an expert of a newer order: a worse one stays on the bench
     result = admit(store, another(late / "experts" / "00", tmp_path / "b", 0.9))
     assert not result.member.serving

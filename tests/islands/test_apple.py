@@ -1,4 +1,4 @@
-"""An expert's batch and yardstick on a device without float64: drawn in float64, narrowed on the way."""
+"""An expert's batch and validation loss on a device without float64: drawn in float64, narrowed on the way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def learner_of(order: Path, objective: Objective) -> ExpertLearner:
 
 
 def answers(learner: ExpertLearner, device: torch.device) -> tuple[Tensor, Tensor, float]:
-    """Losses of a batch that came through the feed, a gradient, and the yardstick."""
+    """Losses of a batch that came through the feed, a gradient, and the validation loss."""
     there = replace(learner, network=deepcopy(learner.network).to(device))
     _, batch = next(Feed(lambda _: there.draw(64, 8, slice(0, 8)), device).stream(0))
     loss = there.loss(there.network, batch)
@@ -53,8 +53,8 @@ def answers(learner: ExpertLearner, device: torch.device) -> tuple[Tensor, Tenso
     gradient = there.network.patches.project.weight.grad
     assert gradient is not None
     assert {loss.device, gradient.device} == {device}
-    yardstick = there.measure(Execution(micro_batch=8))["yardstick"]
-    return loss.detach().cpu(), gradient.cpu(), yardstick
+    val_loss = there.measure(Execution(micro_batch=8))["val_loss"]
+    return loss.detach().cpu(), gradient.cpu(), val_loss
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.kind} on {o.schedule.name}")
@@ -67,15 +67,15 @@ def test_it_learns_there_what_it_learns_on_a_cpu(
         assert process.returncode == 0, process.stdout
         return
     learner = learner_of(order, objective)
-    loss, gradient, yardstick = answers(learner, torch.device("cpu"))
+    loss, gradient, val_loss = answers(learner, torch.device("cpu"))
     monkeypatch.setattr("atoll.process.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
     _ddpm_log_snr_on.cache_clear()
     with AppleDevice():
-        apples_loss, apples_gradient, apples_yardstick = answers(learner, APPLE)
+        apples_loss, apples_gradient, apples_val_loss = answers(learner, APPLE)
     _ddpm_log_snr_on.cache_clear()
     torch.testing.assert_close(apples_loss, loss, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(apples_gradient, gradient, rtol=1e-2, atol=1e-3 * gradient.abs().max().item())
-    assert apples_yardstick == pytest.approx(yardstick, rel=1e-2)
+    assert apples_val_loss == pytest.approx(val_loss, rel=1e-2)
 
 
 def test_without_narrowing_it_would_fail(order: Path) -> None:

@@ -71,7 +71,7 @@ def assert_alike(found: Artifact, expected: Artifact) -> None:
     for row, other in zip(rows_of(found), rows_of(expected), strict=True):
         assert row["images"] == other["images"]
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
-        assert row["yardstick"] == pytest.approx(other["yardstick"], rel=1e-4)
+        assert row["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
     mine, its = load_expert(found.store).network, load_expert(expected.store).network
     for name, value in mine.named_parameters():
         torch.testing.assert_close(value, its.get_parameter(name), rtol=0, atol=1e-4, msg=name)

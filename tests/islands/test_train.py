@@ -54,7 +54,7 @@ def test_leaves_an_expert_that_can_be_loaded_and_asked(planned: Path, unbroken: 
     assert expert.card.latent == order.latent
     rows = [json.loads(line) for line in unbroken.read("metrics.jsonl").splitlines()]
     assert rows[-1]["images"] == order.training.images
-    assert all(0 < row["loss"] < 10 and "yardstick" in row for row in rows)
+    assert all(0 < row["loss"] < 10 and "val_loss" in row for row in rows)
     assert not (unbroken.store.path / "state").exists()
 
 
@@ -333,7 +333,7 @@ def test_an_island_learns_labels_where_some_samples_have_none(tmp_path: Path) ->
     expert = load_expert(train(str(tmp_path / "orders" / "00.json"), tmp_path / "expert").store)
     assert (expert.card.architecture.condition, expert.card.architecture.classes) == ("labels", 3)
     measured = [json.loads(line) for line in (tmp_path / "expert" / "metrics.jsonl").read_text().splitlines()]
-    assert math.isfinite(measured[-1]["yardstick"])
+    assert math.isfinite(measured[-1]["val_loss"])
 
 
 def test_handed_out_shards_come_and_go_without_the_runs(planned: Path, tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_two_processes_train_one_expert_and_one_talks(planned: Path, unbroken: A
     # not the weights: Adam makes steps of rounding errors where a gradient is zero, as that of the keys' bias is
     together, alone = (metrics(artifact) for artifact in (Artifact.open(tmp_path / "expert"), unbroken))
     assert [row["images"] for row in together] == [row["images"] for row in alone]
-    for name in ("loss", "yardstick"):
+    for name in ("loss", "val_loss"):
         assert [row[name] for row in together] == pytest.approx([row[name] for row in alone], rel=1e-4)
 
 

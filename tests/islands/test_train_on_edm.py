@@ -15,7 +15,7 @@ CPU = Resources(device="cpu")
 
 
 def test_an_expert_on_edm_learns(planned: Path, tmp_path: Path) -> None:
-    """Its loss starts at 1, the mean square of v's target, and falls; the yardstick, through the bridge, agrees.
+    """Its loss starts at 1, the mean square of v's target, and falls; the validation loss, through the bridge, agrees.
 
     It ends at 0.71 and 1.10. Fed the raw states the same network ends at 0.96 and 1.25, which fails here.
     """
@@ -27,5 +27,5 @@ def test_an_expert_on_edm_learns(planned: Path, tmp_path: Path) -> None:
     expert = train(tmp_path / "orders" / "00.json", tmp_path / "expert", resources=CPU)
     rows = [json.loads(line) for line in expert.read("metrics.jsonl").splitlines()]
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
-    assert all(math.isfinite(row["yardstick"]) for row in rows)
-    assert rows[-1]["yardstick"] < 0.8 * rows[0]["yardstick"]
+    assert all(math.isfinite(row["val_loss"]) for row in rows)
+    assert rows[-1]["val_loss"] < 0.8 * rows[0]["val_loss"]

@@ -1,4 +1,4 @@
-"""Objectives: densities against scipy, weightings against the identities of the papers, one yardstick."""
+"""Objectives: densities against scipy, weightings against the identities of the papers, one validation loss."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_an_answer_of_another_kind_is_a_bug_not_a_loss() -> None:
         objective.loss(Prediction(Kind.EPSILON, eps), x0, eps, TIMES)
 
 
-def test_the_yardstick_measures_ideal_experts_of_all_kinds_alike() -> None:
+def test_the_val_loss_measures_ideal_experts_of_all_kinds_alike() -> None:
     """At a fixed (sample, noise, t) an ideal expert's error is the world's own uncertainty, whatever its objective."""
     generator = torch.Generator().manual_seed(2)
     t = fixed_times(16)

@@ -94,7 +94,7 @@ def test_killed_after_a_checkpoint_it_goes_on_with_another_micro_batch(
     # on other images, or in another order, every row's loss would differ by percents
     for row, expected in zip(rows, unbroken, strict=True):
         assert row["loss"] == pytest.approx(expected["loss"], rel=2e-3)
-    assert rows[-1]["yardstick"] == pytest.approx(unbroken[-1]["yardstick"], rel=5e-3)
+    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=5e-3)
 
 
 @pytest.mark.parametrize("compiling", ["none", "blocks", "graph"])
@@ -104,7 +104,7 @@ def test_however_it_is_compiled_it_learns_the_same(
 ) -> None:
     rows = trained(order, tmp_path / "expert", compiling=compiling, precision=precision, micro_batch=64)
     assert [row["images"] for row in rows] == [row["images"] for row in unbroken]
-    assert rows[-1]["yardstick"] == pytest.approx(unbroken[-1]["yardstick"], rel=5e-3)
+    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=5e-3)
 
 
 def test_a_budget_that_no_batch_divides_and_micro_batches_in_a_graph(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_budget_that_no_batch_divides_and_micro_batches_in_a_graph(tmp_path: P
     graph = trained(order, tmp_path / "graph", compiling="graph", precision="float32", micro_batch=16)
     assert [row["images"] for row in graph] == [row["images"] for row in plain]
     assert graph[-1]["images"] == 64 * 20 + 17
-    assert graph[-1]["yardstick"] == pytest.approx(plain[-1]["yardstick"], rel=5e-3)
+    assert graph[-1]["val_loss"] == pytest.approx(plain[-1]["val_loss"], rel=5e-3)
 
 
 @pytest.mark.parametrize("compiling", ["none", "blocks", "graph"])
@@ -190,7 +190,7 @@ def test_the_average_on_the_host_is_the_one_on_the_device() -> None:
 
 def test_an_expert_averaged_on_the_host(order: Path, unbroken: list[dict[str, float]], tmp_path: Path) -> None:
     rows = trained(order, tmp_path / "expert", **PLAIN, average="host")
-    assert rows[-1]["yardstick"] == pytest.approx(unbroken[-1]["yardstick"], rel=1e-3)
+    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=1e-3)
     assert threading.active_count() == 1 or all("atoll-average" not in t.name for t in threading.enumerate())
 
 
@@ -211,7 +211,7 @@ def stop_at(images: int) -> object:
 @pytest.mark.parametrize("compiling", ["none", "graph"])
 def test_moments_in_eight_bits(order: Path, unbroken: list[dict[str, float]], tmp_path: Path, compiling: str) -> None:
     rows = trained(order, tmp_path / "expert", compiling=compiling, precision="float32", moments="8-bit")
-    assert rows[-1]["yardstick"] == pytest.approx(unbroken[-1]["yardstick"], rel=0.02)
+    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=0.02)
 
 
 @needs_torchao
@@ -230,7 +230,7 @@ def test_moments_are_converted_when_a_training_goes_on(
     assert artifact is not None
     rows = rows_of(artifact)
     assert [row["images"] for row in rows] == [row["images"] for row in unbroken]
-    assert rows[-1]["yardstick"] == pytest.approx(unbroken[-1]["yardstick"], rel=0.02)
+    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=0.02)
 
 
 def test_stopped_and_gone_on_with_it_ends_like_an_unbroken_run(
@@ -245,7 +245,7 @@ def test_stopped_and_gone_on_with_it_ends_like_an_unbroken_run(
     assert artifact is not None
     rows = rows_of(artifact)
     assert [row["images"] for row in rows] == [row["images"] for row in unbroken]
-    assert rows[-1]["yardstick"] == pytest.approx(unbroken[-1]["yardstick"], rel=5e-3)
+    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=5e-3)
     # no "as before": the same expert must come out on any machine that has the saved state
     assert json.loads((out / "provenance.json").read_bytes())["execution"]["compiling"] == "graph"
 

@@ -30,7 +30,7 @@ def test_it_learns_what_there_is_to_learn(tmp_path: Path) -> None:
     assert done.rows[-1]["loss"] == pytest.approx(0.01, rel=0.3)  # the noise's variance
 
 
-def test_rows_are_the_mean_loss_of_their_steps_and_a_yardstick(tmp_path: Path) -> None:
+def test_rows_are_the_mean_loss_of_their_steps_and_a_val_loss(tmp_path: Path) -> None:
     losses: list[Tensor] = []
 
     class Telling(ToyLearner):
@@ -45,7 +45,7 @@ def test_rows_are_the_mean_loss_of_their_steps_and_a_yardstick(tmp_path: Path) -
     ends = [-(-row["images"] // 16) for row in done.rows]
     for start, end, row in zip([0, *ends], ends, done.rows, strict=False):
         assert row["loss"] == pytest.approx(torch.stack(losses[start:end]).mean().item(), rel=1e-5)
-        assert row["yardstick"] > 0
+        assert row["val_loss"] > 0
 
 
 @pytest.mark.parametrize("images", [640, 100, 7, 16])
@@ -137,7 +137,7 @@ def test_out_of_memory_it_goes_on_smaller_from_the_same_images(tmp_path: Path, w
     assert [row["images"] for row in done.rows] == [row["images"] for row in unbroken.rows]
     for row, expected in zip(done.rows, unbroken.rows, strict=True):
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-        assert row["yardstick"] == pytest.approx(expected["yardstick"], rel=1e-4)
+        assert row["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
     for name, value in unbroken.state.tensors().items():
         torch.testing.assert_close(done.state.tensors()[name], value, rtol=1e-4, atol=1e-5)
     counts = done.state.meters.read()
@@ -260,10 +260,10 @@ def test_progress_says_where_training_stands(tmp_path: Path) -> None:
     assert seen[20].seconds_left == pytest.approx((640 - 336) / seen[20].rate)  # type: ignore[operator]
     assert seen[-1].seconds_left == 0
     assert None not in {now.loss for now in seen}
-    assert None not in {now.yardstick for now in seen}
+    assert None not in {now.val_loss for now in seen}
 
 
-def test_gone_on_it_knows_the_yardstick_of_before(tmp_path: Path) -> None:
+def test_gone_on_it_knows_the_val_loss_of_before(tmp_path: Path) -> None:
     training = TRAINING.model_copy(update={"images": 16_000})  # a report every 25 steps
 
     def stop(now: Progress) -> None:
@@ -274,4 +274,4 @@ def test_gone_on_it_knows_the_yardstick_of_before(tmp_path: Path) -> None:
         fitted(tmp_path, training=training, watch=stop)
     seen: list[Progress] = []
     fitted(tmp_path, training=training, watch=seen.append)
-    assert seen[0].yardstick is not None
+    assert seen[0].val_loss is not None

@@ -111,7 +111,7 @@ def admit(
 
 
 def tell(result: Admission) -> None:
-    member, score = result.member, result.member.yardsticks
+    member, score = result.member, result.member.val_loss
     measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
     state = "already admitted" if result.already else "admitted"
     if result.incumbent is not None and not result.already:

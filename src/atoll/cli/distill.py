@@ -55,7 +55,7 @@ def distill(
     device: Device = None,
     memory: Memory = None,
     checkpoint_seconds: CheckpointSeconds = None,
-    tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
+    tensorboard: Annotated[str | None, typer.Option(help="Write losses and rate for TensorBoard here")] = None,
     settings_only: SettingsOnly = False,
 ) -> None:
     """Train one dense network to answer as the experts of a run's model do. Run it again to go on after a stop.

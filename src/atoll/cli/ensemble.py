@@ -126,7 +126,7 @@ def experts_table(run: Store, version: Version) -> Table:
         members = [member for member in version.experts if member.cluster == cluster]
         idle = "no" if any(member.serving for member in members) else "[yellow]none does[/yellow]"
         for member in sorted(members, key=lambda m: not m.serving):
-            score = member.yardsticks
+            score = member.val_loss
             numbers = ["", ""] if score is None else [f"{score.inside:.4f}", f"{score.gaussian:.4f}"]
             there = is_whole(run, member)
             state = ("[green]yes[/green]" if there else "[red]is missing[/red]") if member.serving else idle

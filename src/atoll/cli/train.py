@@ -35,7 +35,7 @@ def train(
     ] = [],  # noqa: B006
     checkpoint_seconds: CheckpointSeconds = None,
     sheets: Annotated[bool, typer.Option(help="Show in OUT/sheets what it paints at every tenth of the budget")] = True,
-    tensorboard: Annotated[str | None, typer.Option(help="Write loss, yardstick and rate for TensorBoard here")] = None,
+    tensorboard: Annotated[str | None, typer.Option(help="Write losses and rate for TensorBoard here")] = None,
     at_once: Annotated[
         int | None, typer.Option(help="Of several orders, how many (default: one per GPU, or per core)", min=1)
     ] = None,

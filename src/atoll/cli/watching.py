@@ -59,7 +59,7 @@ def say(text: str) -> None:
 
 
 def numbers_of(now: Progress, seconds: float) -> list[str]:
-    """`left 1:02:33`, `312 images/s`, `loss 0.431`, `yardstick 0.395`, as far as known, most wanted first."""
+    """`left 1:02:33`, `312 images/s`, `loss 0.431`, `val loss 0.395`, as far as known, most wanted first."""
     parts = []
     if now.images == now.total:
         parts.append(f"took {clock(seconds)}")
@@ -69,8 +69,8 @@ def numbers_of(now: Progress, seconds: float) -> list[str]:
         parts.append(f"{now.rate:,.0f} images/s" if now.rate >= 10 else f"{now.rate:.2g} images/s")
     if now.loss is not None:
         parts.append(f"loss {now.loss:.3f}")
-    if now.yardstick is not None:
-        parts.append(f"yardstick {now.yardstick:.3f}")
+    if now.val_loss is not None:
+        parts.append(f"val loss {now.val_loss:.3f}")
     if now.skipped:
         parts.append(f"{now.skipped} steps not finite, left out")
     return parts
@@ -106,7 +106,7 @@ class Lines:
 
 
 class Scalars:
-    """Loss, yardstick and rate against images seen, for TensorBoard."""
+    """Loss, validation loss and rate against images seen, for TensorBoard."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -122,7 +122,7 @@ class Scalars:
         if time.monotonic() - self._written < SCALAR_SECONDS and now.images < now.total:
             return
         self._written = time.monotonic()
-        for name, value in (("loss", now.loss), ("yardstick", now.yardstick), ("images per second", now.rate)):
+        for name, value in (("loss", now.loss), ("val_loss", now.val_loss), ("images per second", now.rate)):
             if value is not None:
                 self._writer.add_scalar(name, value, now.images)
 

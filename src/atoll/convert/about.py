@@ -52,7 +52,7 @@ def about_model(
 def about_expert(expert: OpenedExpert, ensemble: Ensemble | None) -> dict[str, Any]:
     card = expert.card
     members = {} if ensemble is None else {member.digest: member for member in ensemble.version.experts}
-    measured = members[expert.digest].yardsticks if expert.digest in members else None
+    measured = members[expert.digest].val_loss if expert.digest in members else None
     return {
         "digest": expert.digest,
         "order": card.order,

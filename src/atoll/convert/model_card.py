@@ -126,7 +126,7 @@ def data_lines(about: Mapping[str, Any]) -> list[str]:
 
 
 def expert_table(about: Mapping[str, Any]) -> list[str]:
-    """One row per expert; the error is the yardstick of admission, beside that of a Gaussian as wide as the data."""
+    """One row per expert; the error is the validation loss on the holdout, next to that of a Gaussian."""
     lines = [
         "| expert | cluster | objective | parameters | images seen | error on unseen | a Gaussian's | started from |",
         "|---|---|---|---|---|---|---|---|",

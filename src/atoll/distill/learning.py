@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..islands.expert import ExpertCard
 from ..islands.learning import as_learned
-from ..islands.validation import Validation, measured_card, yardstick
+from ..islands.validation import Validation, measured_card, val_loss
 from ..models.dit import DiT
 from ..process import Condition, Objective, squared_error
 from ..training.execution import Execution
@@ -37,8 +37,8 @@ class StudentLearner:
         return batch["weight"].to(error.dtype) * error
 
     def measure(self, execution: Execution) -> dict[str, float]:
-        """The yardstick on unseen data of all clusters, if there is any."""
-        return yardstick(self.validation, self.network, self.card, execution)
+        """The validation loss on unseen data of all clusters, if there is any."""
+        return val_loss(self.validation, self.network, self.card, execution)
 
     def finished_card(self, execution: Execution) -> ExpertCard:
         """The card of the expert this network has become: its bridge's limit is measured now."""

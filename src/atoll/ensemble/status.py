@@ -171,7 +171,7 @@ def experts(run: Store, version: Version) -> Iterator[Stage]:
         elif not is_whole(run, member):
             yield Stage(f"expert {cluster}", "", f"{member.path} is missing or damaged: put it back", train)
         else:
-            score = "" if member.yardsticks is None else f", holdout error {member.yardsticks.inside:.4f}"
+            score = "" if member.val_loss is None else f", holdout error {member.val_loss.inside:.4f}"
             admitted = {m.order for m in version.experts}
             waits = order is not None and order.digest() != member.order and order.digest() not in admitted
             more = f"; {place} waits for an expert" if waits else ""

@@ -49,7 +49,7 @@ READERS = 16  # files read at once, which only counts on object stores
 FILE_NAME = re.compile(r"^(\d{6,9})\.json$")
 
 
-class Yardsticks(BaseModel):
+class ValidationLoss(BaseModel):
     """Mean squared velocity error on the holdout: in the expert's own cluster, outside it, and a Gaussian's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -64,7 +64,7 @@ class Member(Reference):
     cluster: int = Field(ge=0, lt=MOST_CLUSTERS)
     order: str = Field(pattern=DIGEST, description="digest of the order it was trained for")
     objective: str = Field(max_length=200, description="for people: such as epsilon on cosine-vp")
-    yardsticks: Yardsticks | None = None
+    val_loss: ValidationLoss | None = None
     license: str | None = Field(None, max_length=2000)
     serving: bool = True
     contributor: str | None = Field(None, max_length=80, description="as the organizer's list of signers calls them")

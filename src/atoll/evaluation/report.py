@@ -206,7 +206,7 @@ class Page:
         cards = []
         for member in self.experts:
             sheet = Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))
-            score = member.yardsticks
+            score = member.val_loss
             measured = (
                 ""
                 if score is None
@@ -253,7 +253,7 @@ class Page:
         colors |= {"monolith": "#1f2933"}
         charts = []
         for key, label in (
-            ("yardstick", "velocity error on the validation set"),
+            ("val_loss", "velocity error on the validation set"),
             ("loss", "training loss, own objective"),
         ):
             curves = {}

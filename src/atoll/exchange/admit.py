@@ -18,7 +18,7 @@ from typing import Any
 from ..artifacts import Artifact, ArtifactWriter, Manifest, Store, UserError, find, sanitize
 from ..ensemble.changes import begun, change_ensemble
 from ..ensemble.checks import Checks, check_spaces, objective_of
-from ..ensemble.versions import Member, Version, Yardsticks, is_whole, open_ensemble, open_reference, place_of
+from ..ensemble.versions import Member, ValidationLoss, Version, is_whole, open_ensemble, open_reference, place_of
 from ..islands.expert import KIND, Expert, ExpertCard, load_expert, read_expert_card
 from ..islands.order import Order
 from ..process import Denoiser, LinearFlow
@@ -190,7 +190,7 @@ class Judge:
         expert = self.load(held)
         holdout = self.holdout()
         cluster = cluster_of(self.order)
-        yardsticks = self.measure(expert, holdout)
+        val_loss = self.measure(expert, holdout)
         self.paint(expert, holdout, held)
         member = Member(
             path=f"contributions/{name}",
@@ -198,7 +198,7 @@ class Judge:
             cluster=cluster,
             order=self.order.digest(),
             objective=objective_of(expert.card),
-            yardsticks=yardsticks,
+            val_loss=val_loss,
             license=expert.card.license,
             contributor=self.contributor,
         )
@@ -253,14 +253,14 @@ class Judge:
         partition = open_reference(self.run, self.version.partition, "partition")
         return Holdout.of(data, partition, self.order)
 
-    def measure(self, expert: Expert, holdout: Holdout) -> Yardsticks:
+    def measure(self, expert: Expert, holdout: Holdout) -> ValidationLoss:
         """Refuse what is worse than the order allows; of what is not, the errors that anybody can measure again."""
         self.check_errors(expert.denoiser(LinearFlow()), holdout)
         return recorded(expert, self.order, holdout, self.device)
 
     def check_errors(self, bridge: Denoiser, holdout: Holdout) -> None:
         """In either branch, in any band of t, inside its cluster and out."""
-        cluster, allowed = cluster_of(self.order), self.order.acceptance.gaussians
+        cluster, allowed = cluster_of(self.order), self.order.acceptance.max_ratio_to_gaussian
         gaussian, draws = holdout.gaussian(cluster), self.draws(holdout)
         found, unit = score(bridge, holdout, draws, self.device), score(gaussian, holdout, draws)
         self.measured |= {
@@ -364,7 +364,7 @@ class Judge:
             "gaussian": seen.gaussian,
         }
         served = any(member.cluster == self.order.cluster for member in self.version.serving)
-        allowed = {"its cluster": self.order.acceptance.gaussians * seen.gaussian}
+        allowed = {"its cluster": self.order.acceptance.max_ratio_to_gaussian * seen.gaussian}
         if seen.before is not None and not self.replace:
             inside, outside = (CANARY_SLACK * distance for distance in seen.before)
             # a model with nobody for this cluster is no measure there

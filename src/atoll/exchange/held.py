@@ -22,7 +22,7 @@ from ..training.loop import REPORTS
 from .quarantine import Refused
 
 FILES = frozenset({"expert.json", "metrics.jsonl", "model.safetensors"})  # what `atoll train` leaves
-METRICS = frozenset({"images", "loss", "yardstick"})
+METRICS = frozenset({"images", "loss", "val_loss"})
 OWN_START = frozenset({"schedule", "kind", "origin", "license", "bridge_limit"})  # that a start of one's own may change
 MOST_TEXT = 400  # characters of an origin or a license
 MOST_LINES = 64 * REPORTS
@@ -116,7 +116,7 @@ def check_schedule(schedule: AnySchedule, where: str) -> None:
 
 
 def check_metrics(data: bytes, order: Order, where: str) -> None:
-    """Rows of {images, loss, yardstick}, rising to the order's budget, all finite: `evaluate` draws them."""
+    """Rows of {images, loss, val_loss}, rising to the order's budget, all finite: `evaluate` draws them."""
     lines = data.splitlines()
     if len(lines) > MOST_LINES:
         raise Refused(f"{where}: its metrics.jsonl has more than {MOST_LINES:,} lines")

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..artifacts import Artifact, UserError
 from ..data.index import Index
 from ..data.shards import ShardSet
-from ..ensemble.versions import Yardsticks
+from ..ensemble.versions import ValidationLoss
 from ..islands.expert import Expert
 from ..islands.order import Order
 from ..partition.assignment import clusters_of
@@ -107,16 +107,16 @@ def some_of(rows: Tensor, most: int, numbers: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=numbers)[:most].sort().values]
 
 
-def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact, device: str = "cpu") -> Yardsticks:
-    """The recorded yardstick on the holdout, inside and outside the expert's cluster, beside a Gaussian's."""
+def measure(expert: Expert, order: Order, data: Artifact, partition: Artifact, device: str = "cpu") -> ValidationLoss:
+    """The recorded validation loss on the holdout, inside and outside the expert's cluster, beside a Gaussian's."""
     return recorded(expert, order, Holdout.of(data, partition, order), device)
 
 
-def recorded(expert: Expert, order: Order, holdout: Holdout, device: str) -> Yardsticks:
+def recorded(expert: Expert, order: Order, holdout: Holdout, device: str) -> ValidationLoss:
     cluster, times = cluster_of(order), order.acceptance.times
     inside, outside = inside_rows(holdout, cluster), holdout.outside(cluster)
     bridge = expert.denoiser(LinearFlow())
-    return Yardsticks(
+    return ValidationLoss(
         inside=holdout_error(bridge, holdout.samples, inside, times, device),
         outside=holdout_error(bridge, holdout.samples, outside, times, device) if len(outside) else None,
         gaussian=holdout_error(holdout.gaussian(cluster), holdout.samples, inside, times),

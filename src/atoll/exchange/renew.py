@@ -11,8 +11,8 @@ from ..ensemble.changes import change_ensemble, grew_from, register_orders, with
 from ..ensemble.checks import Checks
 from ..ensemble.versions import (
     Member,
+    ValidationLoss,
     Version,
-    Yardsticks,
     find_ensemble,
     is_whole,
     open_ensemble,
@@ -38,7 +38,7 @@ def accept_orders(
     if now is None or not grew_from(partition, now):
         return register_orders(run, data, partition, orders)
     checks, new = Checks(run), reference_to(run, orders)
-    known: dict[str, Yardsticks | None] = {}
+    known: dict[str, ValidationLoss | None] = {}
 
     def moved(now: Version | None) -> Version:
         after = with_orders(run, now, data, partition, new)
@@ -50,13 +50,15 @@ def accept_orders(
             if member.digest not in known:  # somebody may have admitted one since the last try
                 order = checks.orders_of(after).get(member.order)
                 known[member.digest] = None if order is None else measured_anew(run, member, order, data, partition)
-            members.append(member.model_copy(update={"yardsticks": known[member.digest]}))
+            members.append(member.model_copy(update={"val_loss": known[member.digest]}))
         return after.model_copy(update={"experts": tuple(members)})
 
     return change_ensemble(run, moved, f"grew onto {partition.store.name}, planned {orders.store.name}")
 
 
-def measured_anew(run: Store, member: Member, order: Order, data: Artifact, partition: Artifact) -> Yardsticks | None:
+def measured_anew(
+    run: Store, member: Member, order: Order, data: Artifact, partition: Artifact
+) -> ValidationLoss | None:
     """An admitted expert on this data's holdout; None if it is not there to be measured."""
     try:
         expert = load_expert(place_of(run, member))

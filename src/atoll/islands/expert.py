@@ -2,7 +2,7 @@
 
 model.safetensors   the averaged weights, float32
 expert.json         the card
-metrics.jsonl       loss and yardstick against images seen
+metrics.jsonl       loss and validation loss against images seen
 manifest.json       written last
 """
 

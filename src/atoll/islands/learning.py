@@ -16,7 +16,7 @@ from ..training.packing import Batch
 from ..training.seeds import batch_numbers
 from .expert import ExpertCard
 from .order import Order
-from .validation import Validation, measured_card, yardstick
+from .validation import Validation, measured_card, val_loss
 
 COEFFICIENTS = tuple(f.name for f in fields(Corruption))
 
@@ -60,8 +60,8 @@ class ExpertLearner:
         return at.loss(answer.value, x0, batch["eps"])
 
     def measure(self, execution: Execution) -> dict[str, float]:
-        """The yardstick on the cluster's validation samples, if it has any."""
-        return yardstick(self.validation, self.network, self.card, execution)
+        """The validation loss on the cluster's validation samples, if it has any."""
+        return val_loss(self.validation, self.network, self.card, execution)
 
     def finished_card(self, execution: Execution) -> ExpertCard:
         """The card of the expert this network has become: its bridge's limit is measured now."""

@@ -37,14 +37,14 @@ class ShardRef(BaseModel):
 class Acceptance(BaseModel):
     """What `admit` checks on the holdout, which no island has seen.
 
-    The yardstick is the squared error of the bridged velocity on the reference path, and its unit the error of the
-    best guess of somebody who knows only the mean and variance of each latent value of the cluster. Noise experts
-    are weak near t = 1, where this yardstick looks too, so an honest one may lie somewhat above one unit.
+    The validation loss is the squared error of the bridged velocity on the sampling path. Its unit is the error of
+    the best denoiser for a Gaussian with the mean and variance of each latent value of the cluster. Noise experts are
+    weak near t = 1, which is included, so an honest one may lie somewhat above 1.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     times: int = Field(16, gt=0, description="times per holdout sample")
-    gaussians: float = Field(1.5, gt=0, description="largest error, in units of the Gaussian's")
+    max_ratio_to_gaussian: float = Field(1.5, gt=0, description="largest error, as a ratio to the Gaussian's")
 
 
 class Order(BaseModel):

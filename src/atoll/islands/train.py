@@ -197,7 +197,7 @@ class Log:
                 images=progress.images,
                 total=progress.total,
                 loss=progress.loss,
-                yardstick=progress.yardstick,
+                val_loss=progress.val_loss,
                 images_per_s=rate,
                 skipped=progress.skipped,
             )

@@ -42,11 +42,11 @@ class Validation:
         return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition)
 
     def measure(self, network: nn.Module, card: ExpertCard, execution: Execution) -> float:
-        """The yardstick of process/objective.py, mean over all triples."""
+        """The validation loss of process/objective.py, mean over all triples."""
         return self._error(network, card, execution, self.t)
 
     def best_limit(self, network: nn.Module, card: ExpertCard, execution: Execution) -> float | None:
-        """The bridge's limit that gives the smallest yardstick where limits matter, at times near noise.
+        """The bridge's limit that gives the smallest validation loss where limits matter, at times near noise.
 
         Only a kind proportional to eps is limited. How far such an expert can be trusted towards t = 1 depends on
         how well it was trained, so it is measured.
@@ -74,11 +74,11 @@ class Validation:
         return total / len(t)
 
 
-def yardstick(
+def val_loss(
     validation: Validation | None, network: nn.Module, card: ExpertCard, execution: Execution
 ) -> dict[str, float]:
     """What a learner reports of itself: its error, where there is anything to measure it on."""
-    return {} if validation is None else {"yardstick": validation.measure(network, card, execution)}
+    return {} if validation is None else {"val_loss": validation.measure(network, card, execution)}
 
 
 def measured_card(

@@ -217,7 +217,7 @@ def squared_error(a: Tensor, b: Tensor) -> Tensor:
 
 
 def velocity_error(denoiser: Denoiser, x0: Tensor, eps: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-    """The yardstick: squared error of the velocity at a fixed (sample, noise, t), [B].
+    """The validation loss: squared error of the velocity at a fixed (sample, noise, t), [B].
 
     Put every expert behind a `Bridge` first; then objectives of any schedule and kind are measured in the
     same unit, and the difference of two experts is a difference in quality.

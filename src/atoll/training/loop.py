@@ -35,13 +35,13 @@ AGREE_EVERY = 8  # steps; several processes stop at the same one, or some would 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training stands, for people to watch. Loss and yardstick are of moments ago, or None before the first."""
+    """Progress of a training. `loss` and `val_loss` are the newest measured ones, None before the first."""
 
     images: int
     total: int
     rate: float | None = None  # images per second of this process's team, since it started or went on
     loss: float | None = None
-    yardstick: float | None = None
+    val_loss: float | None = None
     skipped: int = 0
     note: str | None = None  # something to be said once
 
@@ -173,7 +173,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
     step = Step(learner, state, training, execution, team)
     clock = Clock(state.images)
     seen: Counts | None = None
-    yardstick: float | None = next((row["yardstick"] for row in reversed(ledger.rows) if "yardstick" in row), None)
+    val_loss: float | None = next((row["val_loss"] for row in reversed(ledger.rows) if "val_loss" in row), None)
 
     def drawn(number: int) -> Batch | None:
         images = number * training.batch
@@ -186,7 +186,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
         return batch
 
     def report() -> None:
-        nonlocal seen, yardstick
+        nonlocal seen, val_loss
         measured = {}
         if team.leads:
             with averaged(state):
@@ -194,7 +194,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
                 if session.show is not None:
                     session.show(state.images, execution)
         seen = state.meters.read()
-        yardstick = measured.get("yardstick", yardstick)
+        val_loss = measured.get("val_loss", val_loss)
         ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
         state.meters.begin_row()
 
@@ -219,7 +219,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
             loss = None if seen is None else seen.loss
             skipped = 0 if seen is None else seen.skipped
             rate = clock.rate(state.images)
-            session.watch(Progress(state.images, training.images, rate, loss, yardstick, skipped))
+            session.watch(Progress(state.images, training.images, rate, loss, val_loss, skipped))
             session.checkpoints.keep(state, ledger, stopping)
         if stopping:
             team.wait()  # for the first to have written it

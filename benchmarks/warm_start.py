@@ -39,7 +39,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atoll.convert.adapt import Trained
+from atoll.convert.time_conversion import ImportedNetwork
 from atoll.convert.warm_start import warm_start
 from atoll.data.stream import sample_order
 from atoll.models.dit import DiT, DiTConfig
@@ -210,7 +210,7 @@ class ArmLearner:
     """A network trained on for an objective; a `Learner` of training/step.py. Its samples are on the device."""
 
     plan: Plan
-    start: Trained
+    start: ImportedNetwork
     network: DiT
     objective: Objective
     training: Training
@@ -261,7 +261,7 @@ class ArmLearner:
 def train(
     plan: Plan,
     execution: Execution,
-    start: Trained,
+    start: ImportedNetwork,
     objective: Objective,
     training: Training,
     data: Latents,
@@ -300,7 +300,7 @@ def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents, execution: E
 # -- the comparison -----------------------------------------------------------------------------------------
 
 
-def starts(plan: Plan, old: Trained, seed: int) -> dict[str, Trained]:
+def starts(plan: Plan, old: ImportedNetwork, seed: int) -> dict[str, ImportedNetwork]:
     """Where every arm starts from; all learn FLOW, those that kept DDPM's schedule and kind through the bridge."""
     single, classic = architecture(plan, "adaln-single"), architecture(plan, "adaln")
 
@@ -316,8 +316,8 @@ def starts(plan: Plan, old: Trained, seed: int) -> dict[str, Trained]:
     residuals = {entry.key: round(entry.residual, 3) for entry in report.entries if entry.residual is not None}
     print(f"residuals of the fit: {residuals}")
     return {
-        "random": Trained(single, fresh, FLOW.schedule, FLOW.kind),
-        "hddm": Trained(single, fresh | trunk, FLOW.schedule, FLOW.kind),
+        "random": ImportedNetwork(single, fresh, FLOW.schedule, FLOW.kind),
+        "hddm": ImportedNetwork(single, fresh | trunk, FLOW.schedule, FLOW.kind),
         "modulation": untimed,
         "fitted": fitted,
         "bridge": bridge,
@@ -342,7 +342,9 @@ def run(plan: Plan, data: Path, out: Path, seeds: list[int], arms: list[str], *,
     budget = None
     for seed in seeds:
         config = architecture(plan, "adaln")
-        fresh = Trained(config, DiT(config, torch.Generator().manual_seed(seed)).state_dict(), DDPM.schedule, DDPM.kind)
+        fresh = ImportedNetwork(
+            config, DiT(config, torch.Generator().manual_seed(seed)).state_dict(), DDPM.schedule, DDPM.kind
+        )
         pretraining = plan.training.model_copy(update={"images": plan.pretrain_images, "seed": seed})
         started = time.monotonic()
         weights, _ = train(plan, execution, fresh, DDPM, pretraining, first, None)

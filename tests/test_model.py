@@ -21,7 +21,7 @@ from atoll import Model, Moment, Sampling
 from atoll.artifacts import UserError
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.mixture import GuidanceWeights, Mixture
-from atoll.ensemble.placing import Alone, Placed, Placement
+from atoll.ensemble.placing import Placed, Placement, SingleExpert
 from atoll.process import Condition, LinearFlow
 from atoll.sampling import image_seeds
 from atoll.sampling.noise import initial_noise
@@ -192,7 +192,7 @@ def test_a_router_that_is_certain_paints_what_that_expert_paints(
 
 def test_identical_experts_paint_what_one_paints(ensemble: Model, expert: Model) -> None:
     assert isinstance(ensemble.body, Ensemble)
-    assert isinstance(expert.body, Alone)
+    assert isinstance(expert.body, SingleExpert)
     eight = Placed([expert.body.expert] * 8, Placement(), LinearFlow())
     same = replace(ensemble, body=replace(ensemble.body, placed=eight))
     alone = pixels(expert.generate(PROMPTS, steps=4))

@@ -22,7 +22,7 @@ from .ensemble.asking import AskedEvery
 from .ensemble.load import Ensemble, load_ensemble
 from .ensemble.missing import ExpertsMissing
 from .ensemble.mixture import Mixture
-from .ensemble.placing import Alone, Placement, load_alone
+from .ensemble.placing import Placement, SingleExpert, load_single_expert
 from .ensemble.record import Glimpse, RouteWatch, WatchedRoute
 from .ensemble.routes import Fixed, parse_route
 from .islands.expert import KIND as EXPERT
@@ -53,7 +53,7 @@ class Model:
     A prompt is a text, or for a model of labels the name or the number of a class (`class_names`).
     """
 
-    body: Ensemble | Alone
+    body: Ensemble | SingleExpert
     latent: LatentConfig
     text: TextConfig | None
     digest: str
@@ -61,7 +61,7 @@ class Model:
     class_names: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
-        experts = "one expert" if isinstance(self.body, Alone) else f"{len(self.body.experts)} experts"
+        experts = "one expert" if isinstance(self.body, SingleExpert) else f"{len(self.body.experts)} experts"
         latents = "x".join(map(str, self.latent.shape))
         return f"<atoll.Model {self.digest[:12]}: {experts}, latents {latents}, {self.reads}, on {self.device}>"
 
@@ -191,7 +191,7 @@ class Model:
     @property
     def classes(self) -> int | None:
         """How many class labels the networks read, for a model conditioned on labels instead of text."""
-        expert = self.body if isinstance(self.body, Alone) else self.body.experts[0]
+        expert = self.body if isinstance(self.body, SingleExpert) else self.body.experts[0]
         return expert.card.architecture.classes
 
     @property
@@ -258,7 +258,7 @@ class Model:
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The same with nothing left open: which route, in what precision; no guidance where no prompt can guide."""
-        if isinstance(self.body, Alone) and sampling.route is not None:
+        if isinstance(self.body, SingleExpert) and sampling.route is not None:
             raise UserError(
                 f"--route {sampling.route}: this is a single expert, there is nothing to route; leave it out"
             )
@@ -274,7 +274,7 @@ class Model:
         """The model as one denoiser on the reference path; the watchers see what is routed."""
         sampling = self.settled(sampling)
         assert sampling.precision != "auto", "settled"
-        if isinstance(self.body, Alone):
+        if isinstance(self.body, SingleExpert):
             return self.body.denoiser(sampling.precision)
         assert sampling.route is not None, "settled"
         route = parse_route(sampling.route)
@@ -451,15 +451,15 @@ def load(
         raise UserError(f"{place}: no such run; check the path, or make one with `atoll demo`")
     artifact = find(store)
     if artifact is not None and artifact.manifest.kind == EXPERT:
-        alone = load_alone(store, placement)
+        alone = load_single_expert(store, placement)
         card, digest = alone.card, rounded(alone.digest, placement)
         return Model(alone, card.latent, card.text, digest, placement.device, card.class_names)
     if is_release(store):
         if router is not None:
             raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
         made = read_release(store, placement)
-        names = made.body.version.class_names if isinstance(made.body, Ensemble) else made.body.card.class_names
-        return Model(made.body, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
+        names = made.model.version.class_names if isinstance(made.model, Ensemble) else made.model.card.class_names
+        return Model(made.model, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
     signers = None if organizers is None else Path(organizers).read_bytes()
     ensemble = load_ensemble(store, router, placement, signers)
     if (complaint := ensemble.complaint()) is not None:

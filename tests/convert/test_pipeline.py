@@ -27,7 +27,7 @@ from atoll.convert.release import export_pipeline, read_release, to_pipeline
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
 from atoll.ensemble.load import Ensemble
-from atoll.ensemble.placing import Alone, Placed, Placement, load_alone, open_expert
+from atoll.ensemble.placing import Placed, Placement, SingleExpert, load_single_expert, open_expert
 from atoll.ensemble.versions import Member, Version, reference_to
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
@@ -463,7 +463,7 @@ def test_more_than_a_hundred_experts(tmp_path: Path) -> None:
     router = TrainedRouter(card, Router(architecture).eval(), "2" * 64)
     ensemble = Ensemble(version, Placed(experts, Placement(), LinearFlow()), router, missing={})
     export_pipeline(ensemble, version.latent, None, tmp_path / "out")
-    back = read_release(Store.at(tmp_path / "out")).body
+    back = read_release(Store.at(tmp_path / "out")).model
     assert [expert.digest for expert in back.placed.experts] == [expert.digest for expert in experts]
 
 
@@ -519,7 +519,7 @@ def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(tiny_demo: Path
 # ---- other components
 
 
-def wrapped(autoencoder: str, text: TextConfig | None, side: int, tmp_path: Path) -> Alone:
+def wrapped(autoencoder: str, text: TextConfig | None, side: int, tmp_path: Path) -> SingleExpert:
     """A random expert for some autoencoder and text encoder."""
     found = load_autoencoder(autoencoder)
     shape = found.latent_shape(3, side)
@@ -530,10 +530,10 @@ def wrapped(autoencoder: str, text: TextConfig | None, side: int, tmp_path: Path
         reads |= {"text_length": text.length} if text.kind == "tokens" else {}
     config = DiTConfig(latent=shape, patch=1, width=32, depth=2, heads=4, **reads)
     place = label_expert(tmp_path / "expert", config, latent=latent, text=text, schedule=CosineVP())
-    return load_alone(place)
+    return load_single_expert(place)
 
 
-def agrees(expert: Alone, prompt: str | None, out: Path) -> Any:
+def agrees(expert: SingleExpert, prompt: str | None, out: Path) -> Any:
     """Check that folder and expert paint the same, and give the pipeline."""
     model = Model(expert, expert.card.latent, expert.card.text, expert.digest)
     export_pipeline(model.body, model.latent, model.text, out)
@@ -593,7 +593,7 @@ def test_a_fixed_transform_travels_in_the_folder(tmp_path: Path) -> None:
 
 def test_without_any_condition(tmp_path: Path) -> None:
     config = DiTConfig(latent=(1, 8, 8), patch=2, width=32, depth=2, heads=4)
-    expert = load_alone(label_expert(tmp_path / "expert", config))
+    expert = load_single_expert(label_expert(tmp_path / "expert", config))
     made = agrees(expert, None, tmp_path / "out")
     with pytest.raises(ValueError, match="trained without text"):
         made("a cat")

@@ -10,9 +10,9 @@ import torch
 from foreign import CLASSES, SIDE, network, official_dit, official_forward, randomize
 from torch import Tensor
 
-from atoll.convert.adapt import Trained, keep_mean, reverse_time
 from atoll.convert.layouts import import_weights
 from atoll.convert.report import Report
+from atoll.convert.time_conversion import ImportedNetwork, keep_mean, reverse_time
 from atoll.convert.warm_start import FIT_TIMES, matched_time, warm_start
 from atoll.models.dit import DiT, DiTConfig, time_frequencies
 from atoll.process import Condition, DDPMBetas, Kind, LinearFlow
@@ -27,14 +27,14 @@ FLOW = (LinearFlow(), Kind.VELOCITY)
 B = 6
 
 
-def trained(config: DiTConfig, seed: int = 0) -> Trained:
+def trained(config: DiTConfig, seed: int = 0) -> ImportedNetwork:
     """Random, but smooth in time as trained networks are: deaf to the frequencies that turn more than once."""
     model = DiT(config)
     randomize(model, seed, std=0.15)
     fast = config.time_scale * time_frequencies(config.frequency_shift, torch.device("cpu")) > 2 * math.pi
     with torch.no_grad():
         model.conditioning.time.enter.weight[:, torch.cat([fast, fast])] = 0.0
-    return Trained(config, {k: v.detach() for k, v in model.state_dict().items()}, *DDPM)
+    return ImportedNetwork(config, {k: v.detach() for k, v in model.state_dict().items()}, *DDPM)
 
 
 def null_call(config: DiTConfig, weights: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def test_sit_turned_around(x: Tensor, t: Tensor) -> None:
     """SiT runs from noise at 0 to data at 1 and answers x0 - eps; ours from data to noise and eps - x0."""
     state = official_dit()
     config = replace(CLASSIC, out_channels=8, time_scale=1.0)
-    old = Trained(config, import_weights("dit", config, state, "test").weights, *FLOW)
+    old = ImportedNetwork(config, import_weights("dit", config, state, "test").weights, *FLOW)
     report = Report()
     new = keep_mean(reverse_time(old, report), report)
     labels = torch.arange(B)

@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.ensemble import Mixture, parse_route
 from atoll.ensemble.engine import ExpertEngine
 from atoll.ensemble.groups import grouped
-from atoll.ensemble.placing import Placement, choose, load_alone, wrong_kernels
+from atoll.ensemble.placing import Placement, choose, load_single_expert, wrong_kernels
 from atoll.ensemble.weights import layout_of
 from atoll.models.presets import preset
 from atoll.process import Condition
@@ -117,7 +117,7 @@ def test_images_that_take_turns_are_those_of_all_in_step(places: list[Path], rou
 
 
 def test_a_model_on_a_card(places: list[Path]) -> None:
-    alone = load_alone(places[0], Placement(devices=(CUDA,)))
+    alone = load_single_expert(places[0], Placement(devices=(CUDA,)))
     assert "1 expert in bfloat16" in alone.placed.said
     assert "on cuda:0" in alone.placed.said
     with torch.no_grad():

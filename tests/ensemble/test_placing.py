@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.artifacts import UserError
-from atoll.ensemble.placing import Placement, choose, load_alone
+from atoll.ensemble.placing import Placement, choose, load_single_expert
 from atoll.ensemble.residency import UnreadableExperts
 from atoll.ensemble.weights import Layout, layout_of
 from atoll.model import placement_of
@@ -68,7 +68,7 @@ def test_mistakes_are_one_line(given: dict[str, str], line: str) -> None:
 
 def test_an_expert_alone_has_a_place_too(tmp_path: Path) -> None:
     (place,) = write_experts(tmp_path, 1)
-    alone = load_alone(place)
+    alone = load_single_expert(place)
     assert alone.placed.said.startswith("1 expert in float32, ")
     single = alone.placed.engine("float32")
     assert alone.placed.engine("float32") is single, "kept"
@@ -76,4 +76,4 @@ def test_an_expert_alone_has_a_place_too(tmp_path: Path) -> None:
     path = place / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(UnreadableExperts, match="corrupt"):
-        load_alone(place)
+        load_single_expert(place)

@@ -10,7 +10,7 @@ from .. import __version__
 from ..artifacts import Artifact, Store, UserError, find
 from ..data.space import LatentConfig, TextConfig
 from ..ensemble.load import Ensemble
-from ..ensemble.placing import Alone, OpenedExpert
+from ..ensemble.placing import OpenedExpert, SingleExpert
 from ..ensemble.versions import place_of
 from ..islands.order import Order
 from ..models.accounting import account
@@ -19,11 +19,11 @@ from .bundle import expert_names
 
 
 def about_model(
-    body: Ensemble | Alone, latent: LatentConfig, text: TextConfig | None, digest: str, run: Store | None = None
+    model: Ensemble | SingleExpert, latent: LatentConfig, text: TextConfig | None, digest: str, run: Store | None = None
 ) -> dict[str, Any]:
     """The facts a model carries in itself and, with the run it comes from, those that lie there."""
-    ensemble = body if isinstance(body, Ensemble) else None
-    experts = body.placed.experts
+    ensemble = model if isinstance(model, Ensemble) else None
+    experts = model.placed.experts
     about: dict[str, Any] = {
         "atoll": __version__,
         "digest": digest,

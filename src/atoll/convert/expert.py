@@ -16,9 +16,9 @@ from ..data.space import LatentConfig, TextConfig
 from ..islands.expert import KIND, ExpertCard, write_expert
 from ..models.dit import DiT, DiTConfig
 from ..process import EDM, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
-from .adapt import Trained, keep_mean, reverse_time
 from .report import Report
 from .source import Source
+from .time_conversion import ImportedNetwork, keep_mean, reverse_time
 from .warm_start import warm_start
 
 REPORT = "conversion.json"
@@ -106,7 +106,7 @@ def convert(
     return Conversion(write_expert(out, trained.weights, card, [], parents, extra), card, report)
 
 
-def in_our_convention(source: Source, report: Report) -> Trained:
+def in_our_convention(source: Source, report: Report) -> ImportedNetwork:
     """The foreign network as the same function in our convention: time from data to noise, no variance."""
     weights, sources = dict(source.imported.weights), dict(source.imported.sources)
     if source.config.condition == "tokens" and "conditioning.null_text" not in weights:
@@ -114,7 +114,7 @@ def in_our_convention(source: Source, report: Report) -> Trained:
         weights["conditioning.null_text"] = fresh["conditioning.null_text"]
         note = "a diffusers folder keeps no null caption; give it with --null-text before using guidance"
         report.add("conditioning.null_text", (), "re-initialised", note)
-    trained = Trained(source.config, weights, source.schedule, source.kind, sources)
+    trained = ImportedNetwork(source.config, weights, source.schedule, source.kind, sources)
     if source.reversed_time:
         trained = reverse_time(trained, report)
     trained = keep_mean(trained, report)
@@ -125,7 +125,7 @@ def in_our_convention(source: Source, report: Report) -> Trained:
     return trained
 
 
-def start_from(trained: Trained, target: Target) -> tuple[Trained, Report]:
+def start_from(trained: ImportedNetwork, target: Target) -> tuple[ImportedNetwork, Report]:
     keep_process = target.final == "bridge"
     schedule = trained.schedule if keep_process else target.schedule
     kind = trained.kind if keep_process else target.kind

@@ -38,7 +38,7 @@ from ..artifacts import (
 from ..data.space import LatentConfig, TextConfig
 from ..ensemble.checks import check_spaces
 from ..ensemble.load import Ensemble
-from ..ensemble.placing import Alone, OpenedExpert, Placed, Placement
+from ..ensemble.placing import OpenedExpert, Placed, Placement, SingleExpert
 from ..ensemble.versions import Version
 from ..ensemble.weights import open_weights
 from ..islands.expert import ExpertCard
@@ -67,14 +67,14 @@ Card = TypeVar("Card", bound=BaseModel)
 class Release:
     """What a folder held."""
 
-    body: Ensemble | Alone
+    model: Ensemble | SingleExpert
     latent: LatentConfig
     text: TextConfig | None
     digest: str
 
 
 def to_pipeline(
-    body: Ensemble | Alone,
+    model: Ensemble | SingleExpert,
     latent: LatentConfig,
     text: TextConfig | None,
     device: torch.device,
@@ -82,9 +82,9 @@ def to_pipeline(
 ) -> Any:
     """The model as a diffusers pipeline on `device`; the experts' weights are read again, in float32."""
     library = _diffusers()
-    experts = body.placed.experts
+    experts = model.placed.experts
     code: Any = load(bundle(len(experts)))
-    ensemble = body if isinstance(body, Ensemble) else None
+    ensemble = model if isinstance(model, Ensemble) else None
     if ensemble is not None and len(experts) != (clusters := ensemble.router.card.architecture.clusters):
         raise UserError(f"--to diffusers: {len(experts)} of {clusters} clusters have an expert; admit the others first")
     components: dict[str, Any] = {"scheduler": code.AtollScheduler(), "router": None}
@@ -104,18 +104,18 @@ def to_pipeline(
         "reference": asdict(reference),
         "route": None if ensemble is None else ensemble.version.route,
         "ensemble": None if ensemble is None else ensemble.version.model_dump(mode="json"),
-        "about": about_model(body, latent, text, digest_of(body), run),
+        "about": about_model(model, latent, text, digest_of(model), run),
     }
     return code.AtollPipeline(**components, atoll=spaces).to(device)
 
 
 def export_pipeline(
-    body: Ensemble | Alone, latent: LatentConfig, text: TextConfig | None, out: Path, run: Store | None = None
+    model: Ensemble | SingleExpert, latent: LatentConfig, text: TextConfig | None, out: Path, run: Store | None = None
 ) -> None:
     """Write the folder. Files of autoencoder and text encoder are copied as they are, so that they keep their ids."""
     if out.exists():
         raise UserError(f"--out {out}: already exists; give a folder that does not")
-    pipeline = to_pipeline(body, latent, text, torch.device("cpu"), run)
+    pipeline = to_pipeline(model, latent, text, torch.device("cpu"), run)
     draft = out.with_name(f".{out.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -155,11 +155,11 @@ def _as_shapes(kind: Any, card: BaseModel, digest: str, weights: str | None = No
         return kind(card=card.model_dump(mode="json"), digest=digest, weights=weights)
 
 
-def digest_of(body: Ensemble | Alone) -> str:
+def digest_of(model: Ensemble | SingleExpert) -> str:
     """Of the model as it was trained; an ensemble with another router than its file names is another model."""
-    if not isinstance(body, Ensemble):
-        return body.digest
-    named, router, digest = body.version.router, body.router.digest, body.model_digest()
+    if not isinstance(model, Ensemble):
+        return model.digest
+    named, router, digest = model.version.router, model.router.digest, model.model_digest()
     own = named is not None and named.digest == router
     return digest if own else sha256_bytes(canonical_json([digest, router]))
 
@@ -231,7 +231,7 @@ def read_release(store: Store, placement: Placement = Placement()) -> Release:
     experts = [_open_expert(folder / name) for name in names]
     if spaces.get("ensemble") is None:
         (expert,) = experts
-        alone = Alone(expert, _placed(experts, placement, LinearFlow()))
+        alone = SingleExpert(expert, _placed(experts, placement, LinearFlow()))
         return Release(alone, expert.card.latent, expert.card.text, digest_of(alone))
     version = _valid(Version, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
     router = _read_router(folder / "router", placement.device)

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ..models.dit import DiT, DiTConfig
 from ..process import AnySchedule, Kind, Schedule
-from .adapt import Trained, null_conditioning, null_vector, time_features
 from .report import Report
+from .time_conversion import ImportedNetwork, null_conditioning, null_vector, time_features
 
 FIT_TIMES = 2048
 RIDGE = 1e-6  # of the mean squared feature: too little to bend a fit that starts from the old weights
@@ -37,7 +37,7 @@ FIRM_RIDGE = 1e-3  # for maps that start from nothing: keeps their weights of or
 
 
 def warm_start(
-    old: Trained,
+    old: ImportedNetwork,
     config: DiTConfig,
     schedule: AnySchedule,
     kind: Kind,
@@ -45,7 +45,7 @@ def warm_start(
     generator: torch.Generator,
     keep_labels: bool = False,
     fit_time: bool = True,
-) -> tuple[Trained, Report]:
+) -> tuple[ImportedNetwork, Report]:
     """Weights for a network of `config` to be trained for (schedule, kind), made from `old`, and the report.
 
     `keep_labels` says that labels and words mean the same in the new data; else each starts as the null one.
@@ -92,7 +92,7 @@ class _Draft:
     """The new network's weights being gathered, each with its line in the report."""
 
     def __init__(
-        self, old: Trained, config: DiTConfig, fresh: dict[str, Tensor], report: Report, keep_labels: bool
+        self, old: ImportedNetwork, config: DiTConfig, fresh: dict[str, Tensor], report: Report, keep_labels: bool
     ) -> None:
         self.old, self.config, self.fresh, self.report = old, config, fresh, report
         table = f"conditioning.{config.condition}.weight"

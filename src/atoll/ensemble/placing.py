@@ -118,7 +118,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleExpert:
     """One expert as a model of its own."""
 
     expert: OpenedExpert
@@ -136,11 +136,11 @@ class Alone:
         return self.placed.engine(precision).denoisers[0]
 
 
-def load_alone(place: str | Path | Store, placement: Placement = Placement()) -> Alone:
+def load_single_expert(place: str | Path | Store, placement: Placement = Placement()) -> SingleExpert:
     expert = open_expert(place)
     placed = Placed([expert], placement, LinearFlow())
     placed.read()
-    return Alone(expert, placed)
+    return SingleExpert(expert, placed)
 
 
 def choose(layouts: Sequence[Layout], placement: Placement) -> tuple[int, str]:

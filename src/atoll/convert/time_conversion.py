@@ -15,7 +15,7 @@ from .report import Report
 
 
 @dataclass(frozen=True)
-class Trained:
+class ImportedNetwork:
     """A trained network in our convention, and where each of its tensors came from."""
 
     config: DiTConfig
@@ -28,7 +28,7 @@ class Trained:
         return self.sources.get(key, (key,))
 
 
-def reverse_time(trained: Trained, report: Report) -> Trained:
+def reverse_time(trained: ImportedNetwork, report: Report) -> ImportedNetwork:
     """A network called with 1 - t becomes one called with t, and its velocity changes sign.
 
     The embedding of 1 - t is a fixed rotation of the embedding of t, frequency by frequency,
@@ -52,7 +52,7 @@ def reverse_time(trained: Trained, report: Report) -> Trained:
     return replace(trained, weights={**trained.weights, **changed})
 
 
-def keep_mean(trained: Trained, report: Report) -> Trained:
+def keep_mean(trained: ImportedNetwork, report: Report) -> ImportedNetwork:
     """Drop the output channels beyond the latent's: DiT, SiT and PixArt predict a variance there."""
     config = trained.config
     channels = config.latent[0]

@@ -38,8 +38,8 @@ types: setup
 oracle: setup  ## the closed-form tables: bridged, mixed and literal velocities against the truth
 	$(BIN)/python benchmarks/oracle.py
 
-docs: setup  ## write docs/verbs, a page per verb, from --help
-	$(BIN)/python tools/write_verbs.py
+docs: setup  ## write docs/commands, a page per command, from --help
+	$(BIN)/python tools/write_commands.py
 
 format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

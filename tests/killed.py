@@ -14,7 +14,7 @@ from pathlib import Path
 from atoll.artifacts import sha256_file
 
 # forked from a server that has imported everything: all moments are moments of work, and none of imports
-VERBS = ("prepare", "partition", "plan", "train", "admit", "router", "ensemble", "sample", "evaluate", "distill")
+COMMANDS = ("prepare", "partition", "plan", "train", "admit", "router", "ensemble", "sample", "evaluate", "distill")
 LATER = ("torch._dynamo", "sklearn.datasets", "sklearn.linear_model", "sklearn.metrics", "sklearn.model_selection")
 # may hold times and places, or what an admission drew that nobody can repeat
 UNLISTED = {"provenance.json", "log.jsonl", "report.html", "judgement.json", "sheet.png"}
@@ -23,7 +23,7 @@ SOON = 0.15  # seconds
 
 def start(arguments: Sequence[str], folder: Path) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*(f"atoll.cli.{verb}" for verb in VERBS), *LATER])
+    context.set_forkserver_preload([*(f"atoll.cli.{name}" for name in COMMANDS), *LATER])
     process = context.Process(target=run_verb, args=(list(arguments), str(folder)))
     process.start()
     return process

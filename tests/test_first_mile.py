@@ -22,12 +22,12 @@ What stood in a newcomer's way once, and the tests that keep it out (without a f
       test_first_mile_run.py::test_a_large_card_trains_no_large_network_on_few_images
       test_first_mile_run.py::test_a_run_is_sized_to_data_machine_and_hours
  5 Ctrl-C that looks like success
-      cli/test_stopping.py::test_it_says_what_is_kept_and_with_which_signal_it_ended
-      cli/test_stopping.py::test_ctrl_c_in_a_terminal_goes_to_all_processes_and_one_answers
+      cli/test_interrupt.py::test_one_line_and_exit_code_130
+      cli/test_interrupt.py::test_ctrl_c_in_a_terminal_goes_to_all_processes_and_one_answers
  6 training in silence
-      cli/test_watching.py::test_the_log_has_loss_val_loss_and_rate
-      cli/test_watching.py::test_a_real_run_in_a_terminal_shows_a_bar_and_elsewhere_a_line
-      cli/test_progress_line.py::test_without_a_terminal_a_long_stage_says_so_by_itself
+      cli/test_progress.py::test_the_log_has_losses_and_rate
+      cli/test_progress.py::test_a_real_run_shows_a_bar_in_a_terminal_and_one_line_elsewhere
+      cli/test_progress.py::test_without_a_terminal_long_work_prints_a_line_now_and_then
  7 Python that surprises
       test_model.py::test_prompts_as_people_write_them
       test_model.py::test_mistakes_are_named

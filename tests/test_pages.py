@@ -1,13 +1,11 @@
 """No command and no Python of README.md and docs/ fails. Each is given here or where its page is told, or says why not.
 
-docs/verbs is made from `--help`, whose examples have names of nobody's files: those are parsed, and given elsewhere in
-other words.
+docs/commands is made from `--help`, whose examples name files that do not exist: those are parsed only.
 """
 
 from __future__ import annotations
 
 import glob
-import importlib
 import re
 import shlex
 import subprocess
@@ -18,11 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from PIL import Image
-from typer.main import get_command
 
-from atoll.cli import VERBS, main
+from atoll.cli import COMMANDS, command_of, main
 from atoll.planning.recipes import DIGITS, RECIPES
 from late_story import story as late_story
 from pages import DOCS, PAGES, ROOT, blocks, commands, lines
@@ -129,16 +125,10 @@ def test_every_command_is_given_or_says_why_not() -> None:
 def test_every_command_of_the_docs_can_be_understood(page: Path) -> None:
     """Verbs, options and recipes are there, and values of the right type."""
     for words in commands(page):
-        assert words[0] in VERBS, f"atoll {' '.join(words)}"
+        assert words[0] in COMMANDS, f"atoll {' '.join(words)}"
         command_of(words[0]).make_context(f"atoll {words[0]}", [word for word in words[1:] if word != "&&"])
     for name in re.findall(r"--recipe ([a-z]+)", page.read_text()):
         assert name in (*RECIPES, DIGITS), f"--recipe {name}"
-
-
-def command_of(verb: str) -> Any:
-    app = typer.Typer(add_completion=False)
-    app.command()(getattr(importlib.import_module(f"atoll.cli.{verb}"), verb))
-    return get_command(app)
 
 
 def run_python(page: str, place: Path, **names: object) -> dict[str, Any]:

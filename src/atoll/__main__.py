@@ -1,4 +1,4 @@
-"""`python -m atoll`, and `atoll`: the command line. It takes a moment to load, in which Ctrl-C is answered, too."""
+"""`python -m atoll`, and `atoll`: the command line. Ctrl-C is also answered while it loads."""
 
 import sys
 
@@ -7,9 +7,9 @@ def main() -> None:
     try:
         from .cli import main as command_line
     except KeyboardInterrupt:
-        sys.stderr.write("atoll: stopped (Ctrl-C): nothing was begun\n")
+        sys.stderr.write("atoll: Interrupted. Run the same command again.\n")
         sys.exit(130)
-    command_line()  # which answers for itself
+    command_line()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from atoll.cli.bars import console
 from pydantic import BaseModel
 
 from atoll.artifacts import UserError
 from atoll.cli import main
-from atoll.cli.bars import console
 from atoll.cli.settings import described, known_names, parse_count, parse_value, read_settings
 from atoll.models.dit import DiTConfig
 from atoll.models.router import RouterConfig

@@ -119,7 +119,7 @@ def test_two_processes_are_stopped_and_one_goes_on(order: Path, alone: Artifact,
     process.terminate()
     _, errors = end(process)
     assert process.returncode != 0
-    assert "stopped and saved after" in errors, errors
+    assert "Interrupted, saved after" in errors, errors
     assert find(out) is None
     saved = max(int(path.stem) for path in (out / "state").glob("*.safetensors"))
     assert 0 < saved < IMAGES

@@ -96,9 +96,9 @@ def test_killed_and_run_again_it_ends_with_the_same_digest(
     assert Artifact.open(tmp_path / "expert").digest == unbroken.digest
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(
-    planned: Path, unbroken: Artifact, tmp_path: Path, number: signal.Signals, code: int
+    planned: Path, unbroken: Artifact, tmp_path: Path, number: signal.Signals
 ) -> None:
     command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -107,8 +107,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(
         time.sleep(0.01)
     process.send_signal(number)
     _, errors = process.communicate()
-    assert process.returncode == code, errors
-    assert "stopped and saved after" in errors
+    assert process.returncode == 130, errors
+    assert "Interrupted, saved after" in errors
     assert errors.count("\n") == 1
     assert list((tmp_path / "expert" / "state").glob("*.safetensors"))
     assert train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU).digest == unbroken.digest

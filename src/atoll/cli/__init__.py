@@ -1,157 +1,176 @@
-"""The command line: one file per verb, each of which parses, calls and prints.
-
-Verbs are imported when they are asked for: torch takes seconds to load, and `atoll --help` should not.
-"""
+"""The command line: one file per command, loaded when it is given, so that `atoll --help` need not wait for torch."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
-from ..artifacts import AtollWarning, UserError
+from ..artifacts import AtollWarning, UserError, suggest
 from ..artifacts.credentials import credentials_missing
-from .stopping import Stopped, stoppable
 
-# verb -> (who uses it, what it does in one line); its module has its name
-VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("Start here", "The whole pipeline on handwritten digits, in two minutes."),
-    "run": ("Start here", "From a folder of pictures to a model and its report, on this machine."),
-    "status": ("Start here", "What a run has, and what is missing."),
-    "prepare": ("Organizer", "Turn images into normalized latents, features and an index."),
-    "partition": ("Organizer", "Cut the data into clusters, one per expert."),
+# command -> (who uses it, what it does); its module and function have its name
+COMMANDS = {
+    "demo": ("Start here", "Train eight experts on handwritten digits, in two minutes."),
+    "run": ("Start here", "Turn a folder of images into a model and its report, on this machine."),
+    "status": ("Start here", "Show what a run has and what is missing."),
+    "prepare": ("Organizer", "Turn images into latents, features and an index."),
+    "partition": ("Organizer", "Split the data into clusters, one per expert."),
     "plan": ("Organizer", "Write one work order per cluster."),
-    "publish": ("Organizer", "Put the orders where contributors can take them."),
-    "admit": ("Organizer", "Check an expert that came back, and let it into the ensemble."),
-    "router": ("Organizer", "Train the router that fuses the experts."),
-    "ensemble": ("Organizer", "What the model consists of and how it came about; change it, or go back."),
-    "evaluate": ("Organizer", "Sample every way to run the model, and measure them alike."),
-    "distill": ("Organizer", "Train one dense network to answer as all experts together."),
-    "export": ("Organizer", "Write a model as a diffusers folder that needs no atoll."),
-    "join": ("Contributor", "Take an order, train it, sign it and send it."),
-    "train": ("Contributor", "Train the expert one order asks for."),
-    "sample": ("User", "Paint images from a prompt."),
-    "describe": ("Researcher", "What an architecture costs, before anything is trained."),
-    "convert": ("Researcher", "Turn somebody's checkpoint into an expert."),
+    "publish": ("Organizer", "Copy the work orders to where contributors read."),
+    "admit": ("Organizer", "Check contributed experts and add them to the model."),
+    "router": ("Organizer", "Train the router that weights the experts."),
+    "ensemble": ("Organizer", "Show, change or roll back the versions of the model."),
+    "evaluate": ("Organizer", "Compare sampling settings on the same prompts and noise."),
+    "distill": ("Organizer", "Train one dense network on the predictions of all experts."),
+    "export": ("Organizer", "Write the model as a diffusers folder that needs no atoll."),
+    "join": ("Contributor", "Take a published order, train it, sign it and send it."),
+    "train": ("Contributor", "Train the expert of one work order."),
+    "sample": ("User", "Generate images from a prompt."),
+    "describe": ("Researcher", "Print what an architecture costs to train."),
+    "convert": ("Researcher", "Turn a foreign checkpoint into an expert."),
 }
-
-# package -> the extra it comes with, for those that verbs import as if they were there
-EXTRAS = {
-    "faiss": "organizer",
-    "matplotlib": "organizer",
-    "pyarrow": "organizer",
-    "sklearn": "organizer",
-    "s3fs": "s3",
-    "tensorboard": "tensorboard",
-    "torchao": "torchao",
-}
-
-# what typer raises for a wrong option; its place has moved between versions, its kin has not
+# packages of extras that commands import
+EXTRAS = {"faiss": "organizer", "matplotlib": "organizer", "pyarrow": "organizer", "sklearn": "organizer"}
+EXTRAS |= {"s3fs": "s3", "tensorboard": "tensorboard", "torchao": "torchao"}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FIXABLE = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+# the base of typer's errors about options; its module differs between versions of typer
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run a verb; a user's mistake is one line on standard error and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print_help()
-    elif arguments[0] == "--version":
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not an Exception, so that no `except Exception` continues from here."""
+
+
+class Commands(TyperGroup):
+    """The commands of the table; the module of one is imported when it is given."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        panel, line = COMMANDS[cmd_name]
+        return TyperCommand(cmd_name, help=line, rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:
+            raise UserError(f"no such command {args[0]!r}: {suggest(args[0], list(COMMANDS))}")
+        return args[0], command_of(args[0]), args[1:]
+
+
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True, no_args_is_help=True)
+def atoll(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    """Train one diffusion model on isolated machines.
+
+    Start with `atoll demo`, then `atoll sample runs/demo --prompt "a handwritten three"`.
+    `atoll COMMAND --help` shows options and examples.
+    """
+    if version:
         typer.echo(f"atoll {__version__}")
-    elif arguments[0] in VERBS:
-        run_verb(arguments[0], arguments[1:])
-    else:
-        close = difflib.get_close_matches(arguments[0], VERBS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(VERBS)}"
-        fail(f"no such verb {arguments[0]!r}: {hint}", 2)
 
 
-def run_verb(verb: str, arguments: list[str]) -> None:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+def command_of(name: str) -> Any:
+    """A command with its options, as typer's own object."""
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    single.command(name)(getattr(importlib.import_module(f".{name}", __name__), name))
+    return typer.main.get_command(single)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. A mistake of the user is one line on standard error and exit code 2, a stop is exit code 130."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0] if arguments else ""
     try:
-        with stoppable():
-            module = importlib.import_module(f".{verb}", __name__)
-            app.command()(getattr(module, verb))
-            with notices_in_a_line():
-                app(arguments, prog_name=f"atoll {verb}", standalone_mode=False)
-    except Stopped as stopped:
-        fail(stopped.said(verb), stopped.exit_code)
+        with interruptible(), warnings_as_lines():
+            app(arguments or ["--help"], prog_name="atoll", standalone_mode=False)
+    except Interrupted:
+        fail("Interrupted. Run the same command again.", 130)
     except UserError as error:
         fail(str(error), 2)
     except UsageError as error:
-        fail(f"{error.format_message()} (see `atoll {verb} --help`)", 2)  # type: ignore[attr-defined]
+        fail(f"{error.format_message()} (see `atoll {name} --help`)", 2)  # type: ignore[attr-defined]
     except ImportError as error:
-        fail(f"{verb}: {explain_missing_package(error)}", 2)
+        fail(f"{name}: {missing_package(error)}", 2)
     except OSError as error:
         fail(explain_os_error(error), 2)
     except Exception as error:
         from ..training.stopping import StopRequested
 
-        if (missing := credentials_missing(error)) is not None:
-            fail(f"{', '.join(a for a in arguments if '://' in a) or verb}: {missing}", 2)
-        if not isinstance(error, StopRequested):
+        if isinstance(error, StopRequested):
+            fail(str(error), 130)
+        if (missing := credentials_missing(error)) is None:
             raise
-        fail(str(error), 128 + error.signal)
+        fail(f"{', '.join(a for a in arguments if '://' in a) or name}: {missing}", 2)
 
 
 @contextmanager
-def notices_in_a_line() -> Iterator[None]:
-    """A notice looks like an error: one line, without the place in our code that it comes from."""
+def interruptible() -> Iterator[None]:
+    """Raise `Interrupted` in the main thread at the first Ctrl-C or SIGTERM; later ones do not disturb the cleanup."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # other threads cannot receive signals
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print an AtollWarning as one line, without the place in the code that it comes from."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", AtollWarning)
-        as_usual = warnings.showwarning
+        usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, AtollWarning):
                 typer.echo(f"atoll: {message}", err=True)
             else:
-                as_usual(message, category, *where, **more)
+                usual(message, category, *where, **more)
 
         warnings.showwarning = show
         yield
 
 
-def explain_missing_package(error: ImportError) -> str:
-    """One line for a package of an extra that is not installed; anything else that cannot be imported is our bug."""
-    for met in (error, error.__cause__):  # fsspec tells in its own words that s3fs is missing
-        if isinstance(met, ModuleNotFoundError) and met.name in EXTRAS:
-            return f"needs {met.name}: pip install 'atoll-diffusion[{EXTRAS[met.name]}]'"
+def missing_package(error: ImportError) -> str:
+    """One line for a package of an extra that is not installed; any other failed import is a bug."""
+    for cause in (error, error.__cause__):  # fsspec wraps the error for s3fs
+        if isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
+            return f"needs {cause.name}: pip install 'atoll-diffusion[{EXTRAS[cause.name]}]'"
     raise error
 
 
 def explain_os_error(error: OSError) -> str:
-    """One line for what the user's disk or permissions will not allow; anything else is our bug."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    mendable = (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
-    if error.errno not in mendable:
+    """One line for a full disk or missing permissions; any other error of the system is a bug."""
+    if error.errno not in FIXABLE:
         raise error
-    place = error.filename or "the output"
-    return f"{place}: {(error.strerror or 'cannot be used').lower()}; mend that and run the same command again"
-
-
-def print_help() -> None:
-    """Who uses which verb, and two commands to start with."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    console.print("Train one diffusion model on islands of compute that never talk to each other.\n")
-    console.print("  [bold]atoll demo[/bold]                                             see it work")
-    console.print('  [bold]atoll sample runs/demo --prompt "a handwritten three"[/bold]  paint with it')
-    console.print("  [bold]atoll VERB --help[/bold]                                      its options, with examples\n")
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    last = ""
-    for verb, (who, line) in VERBS.items():
-        table.add_row(f"[dim]{who if who != last else ''}[/dim]", f"[bold]{verb}[/bold]", line)
-        last = who
-    console.print(table)
+    reason = (error.strerror or "cannot be used").lower()
+    return f"{error.filename or 'the output'}: {reason}; fix it and run the same command again"
 
 
 def fail(message: str, code: int) -> NoReturn:

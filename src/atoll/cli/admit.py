@@ -12,7 +12,7 @@ from ..exchange.admit import Admission
 from ..exchange.admit import admit as admit_one
 from ..exchange.inbox import MOST_EACH, Allowance, HadTheirShare, inbox_of
 from ..islands.launch import check_finished
-from .bars import bars, console
+from .progress import console, progress
 from .tables import plain
 
 
@@ -76,9 +76,9 @@ def admit(
         raise UserError("admit: name expert folders, or use --inbox for all that came in")
     known = True if unsigned_ok else (False if inbox or inbox_at is not None else None)
     refused, left = [], []
-    with bars("experts") as show:
+    with progress() as display:
         for number, place in enumerate(places):
-            show("checking and measuring", number, len(places))
+            display("checking and measuring", number, len(places))
             try:
                 check_finished(place)
                 tell(

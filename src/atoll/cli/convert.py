@@ -15,8 +15,8 @@ from ..convert.report import MEANING, Report
 from ..convert.source import Source, read_source
 from ..data.space import LatentConfig, TextConfig
 from ..islands.order import read_order
-from .bars import console
 from .describe import parse_latent
+from .progress import console
 
 FORMS = ("dit", "sit", "pixart", "diffusers")
 

@@ -15,10 +15,9 @@ from ..ensemble.routes import parse_route
 from ..ensemble.versions import clean_run
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
-from .bars import console
+from .progress import console, progress
 from .settings import kept_shares, parse_overrides, read_settings, settings_table
 from .training_options import CheckpointSeconds, Device, Memory, SettingsOnly
-from .watching import watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
 STARTS = ("random", "best", "average")
@@ -110,14 +109,14 @@ def distill(
         console.print(settings_table(plan, f"a student of {place.name}"))
         return
     there, leads = find(folder) is not None, leads_its_team()  # of several processes that train together one talks
-    with watching("the student", quiet=there or not leads, tensorboard=tensorboard if leads else None) as watch:
+    with progress(quiet=there or not leads, tensorboard=tensorboard if leads else None) as display:
         artifact = run_distillation(
             place,
             folder,
             plan,
             resources=Resources(device, None if memory is None else parse_memory(memory), parse_overrides(how)),
             checkpoint_seconds=checkpoint_seconds,
-            watch=watch,
+            watch=display.training(),
         )
     if leads and artifact is not None:
         line = f"student {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{out}[/bold]"

@@ -13,7 +13,7 @@ from ..artifacts import Store, UserError
 from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
 from ..ensemble.signatures import begin_signing
 from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, is_whole, no_ensemble, told_newest
-from .bars import console
+from .progress import console
 from .tables import plain
 
 SHOWN = 20  # versions of the history, unless all are asked for

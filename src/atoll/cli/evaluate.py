@@ -20,7 +20,7 @@ from ..islands.expert import KIND as EXPERT
 from ..islands.expert import read_expert_card
 from ..models.feature_extractors import extractor_id
 from ..sampling import Sampling
-from .bars import bars, console
+from .progress import console, progress
 from .sampling_options import Device, Memory, Threads, Weights, sampling_options
 from .tables import print_evaluation
 
@@ -110,8 +110,8 @@ def evaluate(
         lpips=lpips,
     )
     executor = make_executor(engine, 1, ray_address)
-    with bars() as bar:
-        bar("measuring real images", 0, None)
+    with progress() as display:
+        display("measuring real images", 0, None)
         result = run_evaluation(
             place,
             plan,
@@ -122,7 +122,7 @@ def evaluate(
             npz=npz,
             executor=executor,
             students=students,
-            progress=lambda arm, done, total: bar(f"painting {arm}", done, total),
+            progress=lambda arm, done, total: display(f"painting {arm}", done, total),
         )
     write_report(place, result, results)
     print_evaluation(result)

@@ -12,7 +12,7 @@ from ..convert import export as stock
 from ..convert.release import export_pipeline
 from ..islands.expert import load_expert
 from ..model import load
-from .bars import console
+from .progress import console
 
 
 def export(

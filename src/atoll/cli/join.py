@@ -11,10 +11,9 @@ from rich.table import Table
 from ..artifacts import Store, UserError
 from ..exchange.join import Joining, Offer
 from ..training.resources import parse_memory
-from .bars import console
+from .progress import console, print_line, progress
 from .tables import plain
 from .training_options import Device, Memory
-from .watching import say, watching
 
 REVEALS = (
     "a contribution is the weights, their card and the losses on the way; with --provenance also this machine's "
@@ -58,15 +57,15 @@ def join(
     chosen = None if unsigned else (key or (str(usual) if usual.is_file() else None))
     limit = None if memory is None else parse_memory(memory)
     joining = Joining(
-        Store.at(url), Path(out), chosen, device, limit, provenance, (lambda text: None) if quiet else say
+        Store.at(url), Path(out), chosen, device, limit, provenance, (lambda text: None) if quiet else print_line
     )
     if dry_run:
         tell_plan(joining, order, out, chosen)
         return
     if not quiet and joining.joined.order is None:
         console.print(table(joining.offers()))
-    with watching("training", quiet=quiet) as watch:
-        sent = joining.run(order, watch)
+    with progress(quiet=quiet) as display:
+        sent = joining.run(order, display.training())
     if quiet:
         return
     if sent.place is None:

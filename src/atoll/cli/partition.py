@@ -12,7 +12,7 @@ from ..artifacts import Store, UserError, find
 from ..executor import make_executor
 from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
-from .bars import bars
+from .progress import progress
 from .settings import read_settings
 
 SLACK = 1.05  # a bound is kept on the samples clusters are fitted to; all others follow them about as closely
@@ -54,8 +54,8 @@ def partition(
     place = out or (Store.at(data).parent.child("partition") if onto is None else Store.at(onto).successor).url
     there = find(place) is not None
     executor = make_executor(engine, workers, ray_address)
-    with bars() as progress:
-        made = partition_stage(data, place, settings, onto=onto, executor=executor, progress=progress)
+    with progress() as display:
+        made = partition_stage(data, place, settings, onto=onto, executor=executor, progress=display)
     sizes = [cluster["train"] for cluster in json.loads(made.read("sizes.json"))["clusters"]]
     quality = json.loads(made.read("quality.json"))
     typer.echo(

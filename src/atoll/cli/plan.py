@@ -24,7 +24,7 @@ from ..planning.recipes import RECIPES, PlanConfig, follows, name_for, recipe
 from ..planning.stage import plan as plan_stage
 from ..training.execution import Execution
 from ..training.machines import APPLE, GPUS
-from .bars import bars
+from .progress import progress
 from .settings import names_in, parse_count, read_settings, settings_table, told_changes
 
 
@@ -130,7 +130,7 @@ def plan(
         before = Artifact.open(onto, "orders")
         place = before.store.successor if out is None else Store.at(out)
         known = accepted_orders(run)
-        with bars() as progress:
+        with progress() as display:
             orders, version = plan_onto(
                 run,
                 origin,
@@ -141,7 +141,7 @@ def plan(
                 from_scratch=from_scratch,
                 change=change,
                 asked=asked,
-                progress=progress,
+                progress=display,
             )
         tell(orders, version, orders.digest in known)
         tell_launch(orders, launch, url)

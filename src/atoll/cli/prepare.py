@@ -15,7 +15,7 @@ from ..data.prepare import prepare as prepare_stage
 from ..data.sources import is_digits
 from ..executor import default_workers, make_executor
 from ..training.execution import named_or_best
-from .bars import bars
+from .progress import progress
 from .settings import read_settings
 
 NAMES_SHOWN = 12
@@ -90,8 +90,8 @@ def prepare(
     if workers is None:
         workers = 1 if is_digits(source) else default_workers(on)  # starting one takes longer than all digits
     executor = make_executor(engine, workers, ray_address)
-    with bars() as progress:
-        data = prepare_stage(source, out, settings, onto=onto, executor=executor, device=on, progress=progress)
+    with progress() as display:
+        data = prepare_stage(source, out, settings, onto=onto, executor=executor, device=on, progress=display)
     rejected = sum(data.config["rejected"].values())
     typer.echo(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "

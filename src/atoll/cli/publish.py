@@ -10,7 +10,7 @@ from ..artifacts import Store, UserError
 from ..ensemble.versions import clean_run
 from ..exchange.published import LEASE_SECONDS, MOST_LEASES, policy
 from ..exchange.published import publish as publish_run
-from .bars import bars, console
+from .progress import console, progress
 from .tables import plain
 
 POLICY = "contributors-policy.json"
@@ -49,7 +49,7 @@ def publish(
     here, there = clean_run(run), Store.at(url)
     if here.url == there.url:
         raise UserError(f"{url}: is the run itself, with its holdout; give another place")
-    with bars("files") as progress:
+    with progress() as display:
         card = publish_run(
             here,
             there,
@@ -57,7 +57,7 @@ def publish(
             read_only=read_only,
             lease_seconds=3600 * lease_hours,
             leases_per_key=leases_per_key,
-            progress=progress,
+            progress=display,
         )
     console.print(f"published: {len(card.orders)} orders at [bold]{plain(str(there))}[/bold]", soft_wrap=True)
     if url.startswith("s3"):

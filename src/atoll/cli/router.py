@@ -17,10 +17,9 @@ from ..islands.order import Order
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
-from .bars import console
+from .progress import console, print_line, progress
 from .settings import kept_shares, parse_overrides, read_settings, settings_table
 from .training_options import CheckpointSeconds, Device, Memory, SettingsOnly
-from .watching import say, watching
 
 HOW = "execution."  # settings of how it is computed, which a plan has none of
 FROM_DATA = ("latent", "condition", "classes", "vocabulary", "text_width", "text_length")  # of the trunk
@@ -85,9 +84,9 @@ def router(
     if settings_only:
         console.print(settings_table(plan, f"the router of {place.name}"))
         return
-    with watching("the router", quiet=there is not None) as watch:
+    with progress(quiet=there is not None) as display:
         if older is not None and there is None:
-            say(f"trains on from the weights of {older.store.name}; --from-scratch does not")
+            print_line(f"trains on from the weights of {older.store.name}; --from-scratch does not")
         artifact = train_router(
             data,
             partition,
@@ -96,12 +95,12 @@ def router(
             start=start,
             resources=Resources(device, None if memory is None else parse_memory(memory), parse_overrides(how)),
             checkpoint_seconds=checkpoint_seconds,
-            watch=watch,
+            watch=display.training(),
         )
     line = f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{folder}[/bold]"
     console.print(line, soft_wrap=True)
     if (accuracy := accuracy_line(artifact, blind)) is not None:
-        say(accuracy)
+        print_line(accuracy)
     if not blind and folder.parent == place:
         now = register_router(place, artifact)
         console.print(f"fuses the experts of [bold]{place}[/bold] since version {now.version}", soft_wrap=True)

@@ -23,11 +23,10 @@ from ..pipeline.stages import STAGES, carry_out, was_compared
 from ..planning.recipes import RECIPES
 from ..training.execution import named_or_best
 from ..training.machines import Machine, this_machine
-from .bars import bars, console
 from .prepare import lines_about
+from .progress import clock, console, print_line, progress
 from .router import accuracy_line
 from .tables import plain, print_evaluation
-from .watching import clock, say
 
 LARGEST_SIDE = 4096  # pixels
 
@@ -158,9 +157,9 @@ def carry_out_and_tell(
     """Print what will be done and how long it takes on this machine, do it, and print what came of it."""
     began = time.monotonic()
     tell_plan(run, settings, machine, compare or was_compared(run), until)
-    with bars() as show:
+    with progress() as display:
         evaluation = carry_out(
-            run, settings, device=device, show=show, compare=compare, until=until, prepared=tell_data
+            run, settings, device=device, show=display, compare=compare, until=until, prepared=tell_data
         )
     if evaluation is None:
         tell_next(run, until)
@@ -168,9 +167,11 @@ def carry_out_and_tell(
     print_evaluation(evaluation)
     if empty := open_ensemble(run).empty_clusters():
         without = ", ".join(map(str, empty))
-        say(f"without the experts of clusters {without}, which were refused: `atoll status {shell(run)}` says why")
+        print_line(
+            f"without the experts of clusters {without}, which were refused; reasons: `atoll status {shell(run)}`"
+        )
     if (accuracy := accuracy_line(Artifact.open(run.child("router"), "router"), blind=False)) is not None:
-        say(f"the router {accuracy}")
+        print_line(f"the router {accuracy}")
     console.print(f"\neverything is there, after {time.monotonic() - began:.0f} s:")
     prompt = prompt or evaluation_prompt(run)
     for name, what in (
@@ -185,7 +186,7 @@ def carry_out_and_tell(
 
 def tell_data(data: Artifact) -> None:
     for line in lines_about(data):
-        say(line)
+        print_line(line)
 
 
 def tell_plan(run: Store, settings: RunSettings, machine: Machine, compare: bool, until: str) -> None:
@@ -200,13 +201,13 @@ def tell_plan(run: Store, settings: RunSettings, machine: Machine, compare: bool
     console.print(table)
     console.print(f"[dim]as {run.path / NAME} says; stopped anywhere, the same command goes on[/dim]", soft_wrap=True)
     if settings.plan.training.images < FEW_IMAGES and STAGES.index(until) >= STAGES.index("train"):
-        say("so few images teach an expert little: it may be refused; for more, give more --hours or a smaller -k")
+        print_line("so few images teach an expert little and it may be refused: give more --hours or a smaller -k")
 
 
 def tell_next(run: Store, until: str) -> None:
     console.print(f"done up to {until}, in [bold]{run.path}[/bold]", soft_wrap=True)
     if until == "plan":
-        say("send each contributor an order and its shards: orders/01.json and partition/clusters/01/")
+        print_line("send each contributor an order and its shards: orders/01.json and partition/clusters/01/")
         console.print(f"when one comes back: [bold]atoll admit FOLDER --out {shell(run)}[/bold]", soft_wrap=True)
     console.print("or train the rest here: the same command without --until")
 

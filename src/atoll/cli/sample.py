@@ -13,7 +13,7 @@ from ..evaluation.folder import add_samples
 from ..evaluation.samples import SampleSettings
 from ..model import load
 from ..sampling import Sampling
-from .bars import bars, console
+from .progress import console, progress
 from .sampling_options import Device, Memory, Threads, Weights, sampling_options
 
 
@@ -68,9 +68,9 @@ def sample(
         threads=threads or torch.get_num_threads(),
     )
     steps = sampling.steps
-    with bars() as bar:
+    with progress() as display:
         images, new = add_samples(
-            model, settings, out, progress=lambda done, total: bar("painting", done // steps, total // steps)
+            model, settings, out, progress=lambda done, total: display("painting", done // steps, total // steps)
         )
     count = len(settings.prompts)
     state = "already there" if not new else f"{count} images" if count == images else f"{count} images, now {images}"

@@ -15,7 +15,7 @@ from ..artifacts import Store, UserError
 from ..ensemble.status import goes_on, shell, stages
 from ..exchange.fleet import Work, fleet, names_by_key
 from ..exchange.published import PublishedCard, find_card
-from .bars import console
+from .progress import console
 from .tables import plain
 
 SHOWN = 3  # commands

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..artifacts import sanitize
 from ..evaluation.scores import number_title, number_written, other_numbers
-from .bars import console
+from .progress import console
 
 WORDS = 3  # columns of the evaluation that hold words
 

@@ -15,10 +15,9 @@ from ..islands import train as island
 from ..islands.launch import over_all, places_for, run_islands, several
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
-from .bars import bars, console
+from .progress import console, progress
 from .settings import parse_overrides
 from .training_options import CheckpointSeconds, Device, Memory
-from .watching import watching
 
 
 def train(
@@ -94,7 +93,7 @@ def train(
     there = find(folder) is not None
     limit = None if memory is None else parse_memory(memory)
     leads = leads_its_team()  # of several processes that train together one talks
-    with watching("training", quiet=quiet or there or not leads, tensorboard=tensorboard if leads else None) as watch:
+    with progress(quiet=quiet or there or not leads, tensorboard=tensorboard if leads else None) as display:
         artifact = island.train(
             order,
             folder,
@@ -103,7 +102,7 @@ def train(
             resources=Resources(device, limit, parse_overrides(overrides)),
             checkpoint_seconds=checkpoint_seconds,
             sheets=sheets,
-            watch=watch,
+            watch=display.training(),
         )
     if key is not None and artifact is not None:
         from ..exchange.signed import sign_contribution  # an island that signs nothing loads nothing of the exchange
@@ -148,8 +147,8 @@ def train_several(
     if at_once is not None:
         places = [places[number % len(places)] for number in range(at_once)]
     there = sum(island.done for island in islands)
-    with bars(quiet=quiet) as show:
-        watch = over_all(islands, lambda done, total: show(f"{len(islands)} orders", done, total))
+    with progress(quiet=quiet) as display:
+        watch = over_all(islands, lambda done, total: display(f"{len(islands)} orders", done, total))
         run_islands(islands, places=places, checkpoint_seconds=checkpoint_seconds or 60.0, on_progress=watch)
     if not quiet:
         said = f", {there} of them before" if there else ""

@@ -1,4 +1,4 @@
-"""How a stage tells whoever watches how far it is."""
+"""How a stage reports how far it is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Called with what is being done, how much of it is done and how much there is (None: not known)."""
 
-    def __call__(self, task: str, done: int, total: int | None) -> None: ...
+    def __call__(self, what: str, done: int, total: int | None, /) -> None: ...
 
 
-def silent(task: str, done: int, total: int | None) -> None:
-    """Nobody watches."""
+def silent(what: str, done: int, total: int | None) -> None:
+    """Show nothing."""

@@ -223,7 +223,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
             session.checkpoints.keep(state, ledger, stopping)
         if stopping:
             team.wait()  # for the first to have written it
-            raise StopRequested(f"stopped and saved after {state.images:,} images; run the same command to go on")
+            raise StopRequested(f"Interrupted, saved after {state.images:,} images. Run the same command again.")
 
 
 @contextmanager

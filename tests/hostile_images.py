@@ -1,11 +1,7 @@
-"""More than sixty inputs a crawl really holds, each with what must become of it: a sample, or a listed reason.
-
-And tars as they come out of a bad download or a careless join.
-"""
+"""More than sixty inputs a crawl really holds, each with what must become of it: a sample, or a listed reason."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import struct
 import tarfile
@@ -176,71 +172,3 @@ def headers(content: bytes) -> list[int]:
     """Where the members of a sound tar begin."""
     with tarfile.open(fileobj=io.BytesIO(content)) as file:
         return [member.offset for member in file]
-
-
-@dataclass(frozen=True)
-class BrokenTar:
-    """`kept`: which of the pictures must come out, by number. `details`: of the rejects for a broken tar."""
-
-    content: bytes
-    kept: list[int]
-    details: list[str]
-
-
-def broken_tars() -> dict[str, BrokenTar]:
-    """Tars of the pictures 0 to 9 (0 to 19 where two are joined), damaged in ways a reader may not notice."""
-    pictures = [encoded(picture(100 + number), "PNG") for number in range(20)]
-    first = tar({f"{number:03d}.png": content for number, content in enumerate(pictures[:10])})
-    # the same names again, as in every tar of img2dataset
-    second = tar({f"{number:03d}.png": content for number, content in enumerate(pictures[10:])})
-    starts = headers(first)
-    end = starts[9] + 512 + -(-len(pictures[9]) // 512) * 512
-    member = [first[a:b] for a, b in zip(starts, [*starts[1:], end], strict=True)]
-    ten, five, four = list(range(10)), list(range(5)), list(range(4))
-    longnames = tar(
-        {f"{'deep/' * 30}{number:03d}.png": content for number, content in enumerate(pictures[:10])}, tarfile.PAX_FORMAT
-    )
-    pax = headers(longnames)
-    without_five = [number for number in ten if number != 4]
-    lost = f"bytes {starts[4]} to {starts[5]} are no tar"
-    return {
-        "a flipped byte in a header": BrokenTar(flipped(first, starts[4] + 3), without_five, [lost]),
-        "a flipped byte in the first header": BrokenTar(
-            flipped(first, 3), ten[1:], [f"bytes 0 to {starts[1]} are no tar"]
-        ),
-        "a header of zeros": BrokenTar(
-            first[: starts[4]] + bytes(512) + first[starts[4] + 512 :],
-            without_five,
-            [f"bytes {starts[4] + 512} to {starts[5]} are no tar"],
-        ),
-        "a block lost": BrokenTar(
-            first[: starts[4] + 512] + first[starts[4] + 1024 :],
-            # the picture that lost it takes the next one's header for its own end
-            [0, 1, 2, 3, 6, 7, 8, 9],
-            [f"bytes {starts[5]} to {starts[6] - 512} are no tar"],
-        ),
-        "a flipped byte in an extra header": BrokenTar(
-            flipped(longnames, pax[4] + 512), ten, [f"bytes {pax[4]} to {pax[4] + 1024} are no tar"]
-        ),
-        "cut between two members": BrokenTar(
-            first[: starts[5]], five, [f"no end mark at byte {starts[5]}; members after it may be missing"]
-        ),
-        "cut in a header": BrokenTar(
-            first[: starts[5] + 100], five, [f"bytes {starts[5]} to {starts[5] + 100} are no tar"]
-        ),
-        "cut in a picture": BrokenTar(
-            first[: starts[4] + 600],
-            four,
-            [f"cut off at byte {starts[4] + 600}, inside the member at byte {starts[4]}"],
-        ),
-        "two joined": BrokenTar(first + second, list(range(20)), []),
-        "two joined and compressed": BrokenTar(gzip.compress(first) + gzip.compress(second), list(range(20)), []),
-        "two joined, no end mark between": BrokenTar(b"".join(member) + second, list(range(20)), []),
-        "written without an end mark": BrokenTar(
-            b"".join(member), ten, [f"no end mark at byte {end}; members after it may be missing"]
-        ),
-        "one block of zeros for an end mark": BrokenTar(b"".join(member) + bytes(512), ten, []),
-        "a web page after the end": BrokenTar(
-            first + b"<html>" * 10, ten, [f"bytes {len(first)} to {len(first) + 60} are no tar"]
-        ),
-    }

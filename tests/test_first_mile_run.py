@@ -22,10 +22,11 @@ import pytest
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
 from atoll.cli.run import tell_plan
+from atoll.data.sources import open_source
 from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
 from atoll.pipeline.settings import Asked, Painting, read_run, write_once
-from atoll.pipeline.sizing import FEW_IMAGES, class_folders, forecast, painters_for, size_run, transform_for
+from atoll.pipeline.sizing import FEW_IMAGES, forecast, painters_for, size_run, transform_for
 from atoll.training.machines import Machine
 from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
@@ -82,11 +83,11 @@ def test_as_many_paint_at_a_time_as_there_are_cores_batches_and_memory_for() -> 
 
 
 def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_path: Path) -> None:
-    assert class_folders(str(photos)) == sorted(MORE_CLASSES)
+    assert open_source(str(photos)).class_folders == tuple(sorted(MORE_CLASSES))
     mixed = tmp_path / "mixed"
     write_photographs(mixed, CLASSES[:2], per_class=2)
     shutil.copy(next(mixed.rglob("*.jpg")), mixed / "loose.jpg")
-    assert class_folders(str(mixed)) == []
+    assert open_source(str(mixed)).class_folders == ()
 
 
 def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from atoll.artifacts import UserError
 from atoll.data.images import to_pixels
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.sources import Sample
-from hostile_images import SIZE, broken_tars, corpus, encoded, picture
+from atoll.data.sources import Example
+from hostile_images import SIZE, corpus, encoded, picture
 from image_forms import FORMS, Item
-
-BROKEN_TARS = broken_tars()
 
 
 def sha(content: bytes) -> str:
@@ -52,25 +50,6 @@ def test_all_forms_make_the_same_artifact(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("case", BROKEN_TARS)
-def test_a_broken_tar_gives_all_it_has_and_says_what_is_missing(case: str, tmp_path: Path) -> None:
-    broken = BROKEN_TARS[case]
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "a.tar").write_bytes(broken.content)
-    data = prepare(str(tmp_path / "source"), tmp_path / "data", PrepareConfig(size=SIZE, features="pixels", holdout=0))
-    rejects = [json.loads(line) for line in data.read("rejects.jsonl").splitlines()]
-    kept = {sha(encoded(picture(100 + number), "PNG")) for number in broken.kept}
-    assert set(Index.of(data).ids) == kept
-    tar_rejects = [r for r in rejects if r["reason"] == "broken tar"]
-    assert [(r["id"], r["detail"]) for r in tar_rejects] == [("", detail) for detail in broken.details]
-    # and the list holds no names
-    (tmp_path / "source" / "a.tar").rename(tmp_path / "source" / "renamed.tar")
-    again = prepare(
-        str(tmp_path / "source"), tmp_path / "again", PrepareConfig(size=SIZE, features="pixels", holdout=0)
-    )
-    assert again.digest == data.digest
-
-
 def test_nothing_usable_is_one_line(tmp_path: Path) -> None:
     place = FORMS["folder"](tmp_path / "source", [Item(i.name, i.content) for i in corpus() if i.reason])
     with pytest.raises(UserError, match=r"none of its images can be used; the first one, .*: "):
@@ -79,7 +58,7 @@ def test_nothing_usable_is_one_line(tmp_path: Path) -> None:
 
 
 def pixels(content: bytes, size: int = SIZE) -> np.ndarray:
-    return to_pixels(Sample("x", content), size, 3, 1).astype(int)
+    return to_pixels(Example("x", content), size, 3, 1).astype(int)
 
 
 def test_exif_turns_the_picture() -> None:

@@ -1,16 +1,17 @@
-"""Sources on real files: what they read, what they list, what it costs, and what a failing read does."""
+"""Sources on real files: what they list and read, what they skip, and what a failing read does."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import io
-import json
 import os
 import pickle
 import subprocess
+import sys
 import tarfile
-import threading
-from collections import Counter
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,536 +21,404 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from atoll.artifacts import UserError
-from atoll.data.gather import GatherTask, gather, read_rejects
+from atoll.artifacts import AtollWarning, UserError
+from atoll.cli import main
+from atoll.data.images import BadImage, to_pixels
 from atoll.data.prepare import prepare
-from atoll.data.sources import Reject, Sample, Source, SourceConfig, folder, open_source, reading
-from hostile_images import tar
+from atoll.data.sources import Example, Item, Skipped, Source, SourceConfig, files, open_source, source
+from hostile_images import encoded, flipped, headers, picture, tar
 from image_forms import CONFIG, FORMS, parquet, pictures, saved_to_disk, tars
 from image_forms import folder as image_folder
 from runs import atoll
 
 
-def everything(source: Source) -> tuple[list[Sample], list[Reject]]:
-    """As workers see it: source and units travel to them."""
+def everything(opened: Source) -> tuple[list[Example], list[Skipped]]:
+    """As workers read it: source and items travel to them, items also through the stored listing."""
+    items = [Item.from_json(item.to_json()) for item in opened.list()]
+    assert items == opened.list()
     found = [
-        f for unit in source.units() for f in pickle.loads(pickle.dumps(source)).read(pickle.loads(pickle.dumps(unit)))
+        found for item in items for found in pickle.loads(pickle.dumps(opened)).read(pickle.loads(pickle.dumps(item)))
     ]
-    return [f for f in found if isinstance(f, Sample)], [f for f in found if isinstance(f, Reject)]
+    return [f for f in found if isinstance(f, Example)], [f for f in found if isinstance(f, Skipped)]
+
+
+def read(place: object, **options: Any) -> tuple[list[Example], list[Skipped]]:
+    return everything(open_source(str(place), SourceConfig(**options)))
+
+
+def reasons(skipped: list[Skipped]) -> list[tuple[str, str]]:
+    return sorted((found.name, found.reason) for found in skipped)
+
+
+def write_folder(place: Path, count: int) -> Path:
+    place.mkdir(parents=True)
+    for number in range(count):
+        (place / f"{number}.png").write_bytes(b"image %d" % number)
+    return place
+
+
+# --- which source it is
+
+
+def test_a_stray_tar_or_table_hides_no_images_and_is_named(tmp_path: Path) -> None:
+    place = Path(image_folder(tmp_path / "photos", pictures(5)))
+    (place / "backup.tar").write_bytes(tar({"a.png": b"x"}))
+    (place / "numbers.parquet").write_bytes(b"x")
+    with pytest.warns(AtollWarning, match=r"5 files are read as folder; left out: 1 of \.tar, 1 of \.parq.*--format"):
+        opened = open_source(str(place))
+    examples, skipped = everything(opened)
+    assert len(examples) == opened.count(opened.list()) == 5
+    assert reasons(skipped) == [("backup.tar", "not an image"), ("numbers.parquet", "not an image")]
+    assert len(read(place, format="webdataset")[0]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # img2dataset's statistics beside each tar are no reason to warn
+        assert len(read(tars(tmp_path / "tars", pictures(6)))[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "line"),
+    [
+        ("nowhere", {}, "source nowhere: no such folder or file"),
+        ("{tmp}/*.webp", {}, "no file fits this pattern"),
+        ("{tmp}", {"format": "webdatset"}, r"--format webdatset: no such format; did you mean webdataset\?"),
+        ("{tmp}", {"format": "webdataset"}, r"no \.tar files there"),
+        ("{tmp}", {"image_column": "x"}, "--image-column x: .* is read as folder, which has no image-column"),
+        ("digits", {"labels": "folder"}, "--labels folder: digits is read as digits"),
+        ("digits[5:2]", {}, r"there are 1,797 digits, in order"),
+        (os.fsdecode(b"caf\xe9"), {}, r"source caf\?: the path is not UTF-8"),
+    ],
+)
+def test_a_mistake_is_one_line(place: str, options: dict[str, str], line: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", 1)
+    with pytest.raises(UserError, match=line) as caught:
+        open_source(place.format(tmp=tmp_path), SourceConfig(**options)).list()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_path_that_is_not_utf8_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = write_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")), 3)
+    for command in ("prepare", "run"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(place), "--out", str(tmp_path / "run")])
+        printed = capsys.readouterr().err
+        assert (ended.value.code, printed.count("\n")) == (2, 1), printed
+        assert "the path is not UTF-8" in printed
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(UserError, match="source folder: is registered already"):
+        source("folder")(Source)
+
+
+# --- folders
+
+
+def test_captions_beside_images_and_in_lists(tmp_path: Path) -> None:
+    """Several lists, at and above the image; lines for none; captions for none; names that are not UTF-8."""
+    place = tmp_path / "source"
+    write_folder(place / "a" / "b", 5)
+    (place / os.fsdecode(b"caf\xe9.png")).write_bytes(b"coffee")
+    (place / "a" / "b" / "0.TXT").write_text("beside it\nanother")
+    (place / "a" / "b" / "0.json").write_text('{"caption": "json", "label": 1}')
+    (place / "lonely.txt").write_text("about nothing")
+    (place / "a" / "z.jsonl").write_bytes(
+        b'\n{"file_name": "b/3.png",\r "text": "near"}\r\r\n{"file_name": "./b/1.png", "label": 5}\n'
+        b'[1]\n{"file_name": "b/1.png", "text": "no newline"}'
+    )
+    (place / "m.JSONL").write_text(
+        '{"file_name": "a/b/3.png", "text": "far"}\n{"file_name": "a/b/gone.png", "text": "x"}\n'
+        '{"file_name": "a/b/0.png", "label": 2}\n{"file_name": "a/b/4.png", "text": 7}\n'
+    )
+    (place / "broken.png").symlink_to(place / "nowhere")
+    (place / "loop").symlink_to(place)
+    os.mkfifo(place / "pipe.png")
+    with (place / "disk.image").open("wb") as file:
+        file.truncate(2**40)  # takes no space on the disk, and would take a terabyte of memory
+    examples, skipped = read(place)
+    assert {e.name: (e.captions, e.label) for e in examples} == {
+        "a/b/0.png": (("beside it", "another", "json"), None),
+        "a/b/1.png": (("no newline",), 5),
+        "a/b/2.png": ((), None),
+        "a/b/3.png": (("near", "far"), None),
+        "a/b/4.png": ((), None),
+        "caf?.png": ((), None),
+    }
+    assert reasons(skipped) == [
+        ("a/b/0.png", "bad label: two labels for one image"),
+        ("a/b/4.png", "bad caption: not text"),
+        ("a/b/gone.png", "caption without image"),
+        ("a/z.jsonl:4", "bad caption: not a record with file_name"),
+        ("broken.png", "not a file"),
+        ("disk.image", "file too large"),
+        ("lonely.txt", "caption without image"),
+        ("pipe.png", "not a file"),
+    ]
+
+
+def test_an_item_changes_with_its_image_and_its_captions(tmp_path: Path) -> None:
+    place = write_folder(tmp_path / "source", 3)
+    listings = [open_source(str(place)).list()]
+    changes: list[Callable[[], object]] = [
+        lambda: (place / "1.png").write_bytes(b"another image"),
+        lambda: (place / "1.txt").write_text("beside it"),
+        lambda: (place / "1.txt").write_text("edited"),
+        lambda: (place / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "in a list"}'),
+    ]
+    for change in changes:
+        change()
+        listings.append(open_source(str(place)).list())
+        before, after = listings[-2:]
+        assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path(image_folder(tmp_path / "source" / "one", pictures(3))).parent
+    write_folder(place / "two", 2)
+    seen: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: seen.append(str(path)) or scandir(path))
+    opened = open_source(str(place), SourceConfig(labels="folder"))
+    items = opened.list()
+    assert (opened.classes, opened.class_folders, opened.count(items)) == (("one", "two"), ("one", "two"), 5)
+    copy = pickle.loads(pickle.dumps(opened))
+    assert [found.label for item in items for found in copy.read(item) if isinstance(found, Example)][-1] == 1
+    assert sorted(seen) == sorted(str(folder) for folder in (place, place / "one", place / "two"))
+    assert len(pickle.dumps(opened)) < 1000, "the listing stays here"
+
+
+def test_patterns(tmp_path: Path) -> None:
+    place = write_folder(tmp_path / "A", 3)
+    (place / "photo.jpg").write_bytes(b"a photo")
+    (place / "photo.txt").write_text("beside it")
+    (place / "list.jsonl").write_text('{"file_name": "more/deep/1.png", "text": "in a list"}')
+    write_folder(place / "more" / "deep", 2)
+    write_folder(tmp_path / "brackets[1]", 1)
+    cases = {
+        "A/*.png": ["0.png", "1.png", "2.png"],
+        "A/[12].png": ["1.png", "2.png"],
+        "A/photo.jpg": ["photo.jpg"],
+        "A/*.jpg": ["photo.jpg"],
+        "A/*/deep/*.png": ["more/deep/0.png", "more/deep/1.png"],
+        "A/mo*": ["more/deep/0.png", "more/deep/1.png"],
+        "A/**/1.png": ["1.png", "more/deep/1.png"],
+        "brackets[1]": ["0.png"],
+    }
+    captions = {}
+    for pattern, names in cases.items():
+        examples, skipped = read(tmp_path / pattern)
+        assert ([e.name for e in examples], skipped) == (names, []), pattern
+        captions |= {e.name: e.captions for e in examples if e.captions}
+    assert captions == {"photo.jpg": ("beside it",), "more/deep/1.png": ("in a list",)}
+    tars(tmp_path / "tars", pictures(12))
+    parquet(tmp_path / "tables", pictures(12))
+    for pattern, count in (("tars/*.tar", 12), ("tars/0000[01].*r", 8), ("t*s/*.tar", 12), ("tables/*1.*", 6)):
+        assert len(read(tmp_path / pattern)[0]) == count, pattern
 
 
 # --- tars
 
 
-def test_joined_tars_with_the_same_keys_keep_their_captions(tmp_path: Path) -> None:
-    one = tar({"000.png": b"first", "000.txt": b"the first"})
-    two = tar({"000.png": b"second", "000.txt": b"the second"})
-    (tmp_path / "a.tar").write_bytes(one + two)
-    samples, rejects = everything(open_source(str(tmp_path / "a.tar")))
-    assert [(s.content, s.captions) for s in samples] == [(b"first", ("the first",)), (b"second", ("the second",))]
-    assert rejects == []
-
-
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_every_format_of_tar_is_read(form: int, tmp_path: Path) -> None:
-    names = ["short.png", f"{'d' * 60}/{'n' * 90}.png", "ünïcode.png"]
-    if form != tarfile.USTAR_FORMAT:
-        names.append(f"{'long' * 60}.png")
-    content = tar({name: name.encode() for name in names}, form)
-    (tmp_path / "a.tar").write_bytes(content)
-    samples, rejects = everything(open_source(str(tmp_path / "a.tar")))
-    assert [(s.name, s.content) for s in samples] == [(f"a.tar/{name}", name.encode()) for name in names]
-    assert rejects == []
+def test_rows_of_a_tar_are_read_where_they_begin(form: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items of three rows each, of every format of tar, with long names, plain, joined and compressed."""
+    monkeypatch.setattr("atoll.data.sources.webdataset.ROWS", 3)
+    deep = "d" * 60 if form == tarfile.USTAR_FORMAT else "d" * 200
+    members = {f"{deep}/{i:03d}.{kind}": b"%d %s" % (i, kind.encode()) for i in range(10) for kind in ("png", "txt")}
+    content = tar(members, form)
+    for name, joined in {
+        "a": content,
+        "z": gzip.compress(content),
+        "j": content + content,
+        "x": gzip.compress(content) * 2,
+    }.items():
+        (tmp_path / f"{name}.tar").write_bytes(joined)
+        opened = open_source(str(tmp_path / f"{name}.tar"))
+        examples, skipped = everything(opened)
+        expected = [(f"{name}.tar/{deep}/{i:03d}.png", b"%d png" % i, (f"{i} txt",)) for i in range(10)]
+        assert [(e.name, e.content, e.captions) for e in examples] == expected * (len(examples) // 10)
+        assert (len(examples), skipped) == (20 if name in "jx" else 10, [])
+        assert len(opened.list()) == {"a": 4, "z": 1, "j": 7, "x": 1}[name]
 
 
-def test_tars_of_real_tools_are_read(tmp_path: Path) -> None:
-    """GNU tar: folders, links, long names, compression of three kinds."""
+def test_a_tar_of_gnu_tar_is_read(tmp_path: Path) -> None:
+    """Folders, links, pipes, holes, compression of three kinds."""
     place = tmp_path / "in" / ("d" * 80) / ("e" * 80)
     place.mkdir(parents=True)
     (place / "a.png").write_bytes(b"a")
     os.link(place / "a.png", place / "b.png")
     (place / "c.png").symlink_to("a.png")
     os.mkfifo(place / "d.png")
+    with (place / "holes.png").open("wb") as file:
+        file.seek(2**19)
+        file.write(b"something")
     for option, name in (("", "plain.tar"), ("z", "gzip.tar"), ("j", "bzip2.tar"), ("J", "xz.tar")):
-        subprocess.run(["tar", f"-c{option}f", tmp_path / name, "--sort=name", "in"], cwd=tmp_path, check=True)
-        samples, rejects = everything(open_source(str(tmp_path / name)))
-        assert [s.content for s in samples] == [b"a"], name
-        found = {(r.name[-5:], r.reason, r.detail) for r in rejects}
-        assert found == {
-            ("b.png", "not a file", "hard link"),
-            ("c.png", "not a file", "symbolic link"),
-            ("d.png", "not a file", "pipe"),
-        }
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
-        _, rejects = everything(open_source(str(tmp_path / "cut.tar")))
-        assert "broken tar" in {r.reason for r in rejects}, name
+        subprocess.run(["tar", f"-cS{option}f", tmp_path / name, "--sort=name", "in"], cwd=tmp_path, check=True)
+        examples, skipped = read(tmp_path / name)
+        assert [e.content for e in examples] == [b"a", (place / "holes.png").read_bytes()], name
+        assert [(r.name[-5:], r.reason) for r in skipped] == [(f"{c}.png", "not a file") for c in "bcd"]
 
 
-def test_names_that_are_not_utf8_can_be_listed(tmp_path: Path) -> None:
-    for place in (tmp_path / "images", tmp_path / "tars"):
-        place.mkdir()
-    (tmp_path / "images" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"no image")
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="latin-1") as file:
-        info = tarfile.TarInfo("caf\xe9.png")
-        info.size = 8
-        file.addfile(info, io.BytesIO(b"no image"))
-    (tmp_path / "tars" / "a.tar").write_bytes(buffer.getvalue())
-    for kind in ("images", "tars"):
-        source = open_source(str(tmp_path / kind))
-        (tmp_path / "chunks" / kind).mkdir(parents=True)
-        (unit,) = source.units()
-        gather(GatherTask(source, unit, 0, tmp_path / "chunks" / kind, 16, 3, 1))
-        (reject,) = read_rejects(tmp_path / "chunks" / kind)
-        assert reject.name.endswith("caf\\udce9.png")
-
-
-# --- folders
-
-
-def write_folder(place: Path, count: int, *, records: bool = False) -> Path:
-    place.mkdir(parents=True)
-    for number in range(count):
-        (place / f"{number:05d}.png").write_bytes(b"image %d" % number)
-    if records:
-        lines = [{"file_name": f"{number:05d}.png", "text": f"number {number}"} for number in range(count)]
-        (place / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return place
-
-
-class Counting(LocalFileSystem):
-    """A disk that counts what is asked of it."""
-
-    protocol = "counting"
-    calls: ClassVar[Counter[str]] = Counter()
-    bytes_read = 0
-
-    def ls(self, path: str, detail: bool = False, **options: Any) -> Any:
-        self.calls["ls"] += 1
-        return super().ls(path, detail, **options)
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        content = bytes(super().cat_file(path, start, end, **options))
-        self.calls["cat_file"] += 1
-        Counting.bytes_read += len(content)
-        return content
-
-
-@pytest.fixture
-def counting() -> type[Counting]:
-    fsspec.register_implementation("counting", Counting, clobber=True)
-    Counting.calls, Counting.bytes_read = Counter(), 0
-    Counting.clear_instance_cache()
-    return Counting
-
-
-def test_work_grows_with_the_files_and_not_with_their_square(
-    tmp_path: Path, counting: type[Counting], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twenty units: each byte of captions and images is read by one unit, and no unit lists the folder again."""
-    monkeypatch.setattr(folder, "UNIT_FILES", 10)
-    place = write_folder(tmp_path / "source", 200, records=True)
-    source = open_source(f"counting://{place}")
-    listings: list[str] = []
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: listings.append(str(path)) or scandir(path))
-    units = source.units()
-    assert len(units) == 20
-    assert len(listings) == 1
-    assert max(len(pickle.dumps(unit)) for unit in units) < 2_000, "a unit knows its own files only"
-    samples = [found for unit in units for found in source.read(unit)]
-    assert len(listings) == 1
-    assert counting.calls["ls"] == 0
-    assert counting.bytes_read == sum(path.stat().st_size for path in place.iterdir())
-    assert [s.captions for s in samples] == [(f"number {number}",) for number in range(200)]
-
-
-def test_a_units_key_covers_the_captions_above_it(tmp_path: Path) -> None:
-    place = write_folder(tmp_path / "source" / "in" / "deep", 3)
-    lines = tmp_path / "source" / "metadata.jsonl"
-    lines.write_text('{"file_name": "in/deep/00000.png", "text": "old"}\n')
-    source = open_source(str(tmp_path / "source"))
-    before = [unit.key for unit in source.units()]
-    assert before == [unit.key for unit in source.units()]
-    lines.write_text('{"file_name": "in/deep/00000.png", "text": "edited"}\n')
-    after = [unit.key for unit in source.units()]
-    assert len(before) == len(after) == 1
-    assert before != after
-    (place / "00000.txt").write_text("beside it")
-    assert after != [unit.key for unit in source.units()]
-
-
-def test_unfinished_work_is_not_mixed_with_new_captions(tmp_path: Path) -> None:
-    """Prepare fails after the first half has been read; in between somebody edits metadata.jsonl."""
-    place = Path(image_folder(tmp_path / "source", pictures(20)))
-    (place / "metadata.jsonl").write_text('{"file_name": "0000-000.png", "text": "old"}\n')
-
-    def stop(task: str, done: int, total: int | None) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare(str(place), tmp_path / "data", CONFIG, progress=stop)
-    (place / "metadata.jsonl").write_text('{"file_name": "0000-000.png", "text": "new words"}\n')
-    with pytest.raises(UserError, match=r"unfinished work on another source or size \(files"):
-        prepare(str(place), tmp_path / "data", CONFIG)
-
-
-def test_lines_of_several_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any order, any folder above, several lines for one image, lines for none, across units."""
-    monkeypatch.setattr(folder, "UNIT_FILES", 2)
-    place = tmp_path / "source"
-    write_folder(place / "a" / "b", 7)
-    write_folder(place / "c", 1)
-    (place / "a" / "z.jsonl").write_text(
-        '\n{"file_name": "b/00003.png", "text": "near"}\r\n'
-        '{"file_name": "./b/00001.png", "label": 5}\n'
-        "[1]\n"
-        '{"file_name": "../c/00000.png", "text": "not below"}\n'
-        '{"file_name": "b/00001.png", "text": "last line, no newline"}'
-    )
-    (place / "m.JSONL").write_text(
-        '{"file_name": "a/b/00003.png", "text": "far"}\n{"file_name": "c/00000.png", "text": "c"}\n'
-        '{"file_name": "a/b/gone.png", "text": "x"}\n{"file_name": "a/b/gone.png", "text": "y"}\n'
-        '{"file_name": "a/b", "text": "a folder"}\n'
-    )
-    (place / "elsewhere").write_text('{"file_name": "a/b/00006.png", "text": "by a link"}\n')
-    (place / "linked.jsonl").symlink_to(place / "elsewhere")
-    (place / "broken.jsonl").symlink_to(place / "nowhere")
-    samples, rejects = everything(open_source(str(place)))
-    assert {s.name: (s.captions, s.label) for s in samples if s.captions or s.label} == {
-        "a/b/00001.png": (("last line, no newline",), 5),
-        "a/b/00003.png": (("near", "far"), None),
-        "a/b/00006.png": (("by a link",), None),
-        "c/00000.png": (("c",), None),
-    }
-    assert sorted((r.name, r.reason) for r in rejects) == [
-        ("a/../c/00000.png", "caption without image"),
-        ("a/b", "caption without image"),
-        ("a/b/gone.png", "caption without image"),
-        ("a/z.jsonl:4", "bad caption: not a record with file_name"),
-        ("broken.jsonl", "not a file"),
-    ]
-
-
-def test_captions_alone_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "UNIT_FILES", 2)
-    place = write_folder(tmp_path / "source", 3)
-    for name in ("00000.TXT", "00001.json", "lonely.txt", "z.json"):
-        (place / name).write_text('{"caption": "said"}' if name.endswith("json") else "said")
-    os.mkfifo(place / "00002.txt")
-    samples, rejects = everything(open_source(str(place)))
-    assert [s.captions for s in samples] == [("said",), ("said",), ()]
-    assert sorted((r.name, r.reason) for r in rejects) == [
-        ("00002.txt", "not a file"),
-        ("lonely.txt", "caption without image"),
-        ("z.json", "caption without image"),
-    ]
-
-
-# --- patterns
-
-
-def test_patterns_of_images(tmp_path: Path) -> None:
-    place = write_folder(tmp_path / "A", 4, records=True)
-    (place / "photo.jpg").write_bytes(b"a photo")
-    (place / "photo.txt").write_text("a caption beside it")
-    (place / "00001.txt").write_text("another")
-    write_folder(place / "more" / "deep", 2)
-    (tmp_path / "brackets[1]").mkdir()
-    (tmp_path / "brackets[1]" / "x.png").write_bytes(b"x")
+def test_a_damaged_tar_gives_what_lies_before_the_damage(tmp_path: Path) -> None:
+    images = {f"{number:03d}.png": encoded(picture(number), "PNG") for number in range(10)}
+    whole = tar(images)
+    starts = headers(whole)
     cases = {
-        "A/*.png": ["00000.png", "00001.png", "00002.png", "00003.png"],
-        "A/0000[12].png": ["00001.png", "00002.png"],
-        "A/photo.jpg": ["photo.jpg"],
-        "A/*/deep/*.png": ["more/deep/00000.png", "more/deep/00001.png"],
-        "A/mo*": ["more/deep/00000.png", "more/deep/00001.png"],
-        "A/**/00001.png": ["00001.png", "more/deep/00001.png"],
-        "brackets[1]": ["x.png"],
+        "a header": (flipped(whole, starts[4] + 3), 4),
+        "the first header": (flipped(whole, 3), 0),
+        "cut in a header": (whole[: starts[5] + 100], 5),
+        "cut in an image": (whole[: starts[4] + 600], 4),
+        "cut between two": (whole[: starts[5]], 5),
+        "a page after the end": (whole + b"<html>" * 10, 10),
+        "no tar": (b"<html>" * 1000, 0),
+        "empty": (b"", 0),
+        "cut and compressed": (gzip.compress(whole)[:-2000], None),
     }
-    for pattern, names in cases.items():
-        samples, rejects = everything(open_source(str(tmp_path / pattern)))
-        assert ([s.name for s in samples], rejects) == (names, []), pattern
-    samples, _ = everything(open_source(str(tmp_path / "A/*1.png")))
-    assert samples[0].captions == ("another", "number 1")
-    samples, _ = everything(open_source(str(tmp_path / "A/*.jpg")))
-    assert samples[0].captions == ("a caption beside it",)
-    source = open_source(str(tmp_path / "*/more/deep/*"), SourceConfig(labels="folder"))
-    assert [(s.name, s.label) for s in everything(source)[0]] == [
-        ("A/more/deep/00000.png", 0),
-        ("A/more/deep/00001.png", 0),
-    ]
-    with pytest.raises(UserError, match=r"A/\*\.webp: no file fits this pattern"):
-        prepare(str(tmp_path / "A" / "*.webp"), tmp_path / "data", CONFIG)
-
-
-def test_patterns_of_tars_and_tables(tmp_path: Path) -> None:
-    items = pictures(12)
-    tars(tmp_path / "tars", items)
-    parquet(tmp_path / "tables", items)
-    for pattern, count in (("tars/*.tar", 12), ("tars/0000[01]*", 8), ("t*s/*", 12), ("tables/train-00001.*", 6)):
-        samples, rejects = everything(open_source(str(tmp_path / pattern)))
-        assert (len(samples), rejects) == (count, []), pattern
+    for case, (content, count) in cases.items():
+        (tmp_path / "a.tar").write_bytes(content)
+        examples, skipped = read(tmp_path / "a.tar")
+        kept = [e.content for e in examples]
+        assert kept == list(images.values())[: len(kept) if count is None else count], case
+        assert reasons(skipped) == [("a.tar", "broken tar")], case
 
 
 # --- tables
 
 
-def test_a_struct_of_text_is_no_image(tmp_path: Path) -> None:
-    kind = pa.struct([("bytes", pa.string()), ("path", pa.string())])
-    table = pa.table({"image": pa.array([{"bytes": "no bytes", "path": "x"}], kind), "caption": ["x"]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"0 columns can hold images \[\]; choose --image-column"):
-        prepare(str(tmp_path / "a.parquet"), tmp_path / "data", CONFIG)
-    with pytest.raises(UserError, match=r"--image-column image: .* has no image column of that name"):
-        open_source(str(tmp_path / "a.parquet"), SourceConfig(image_column="image")).units()
+def test_rows_of_a_table_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["atoll.data.sources.source"], "ROWS", 7)
+    items = pictures(60)
+    for make, ranges in ((parquet, 10), (saved_to_disk, 9)):
+        opened = open_source(make(tmp_path / make.__name__, items))
+        assert len(opened.list()) == ranges
+        examples, skipped = everything(opened)
+        assert [(e.content, e.captions, e.label) for e in examples] == [
+            (i.content, (i.caption,), i.label) for i in items
+        ]
+        assert (skipped, opened.count(opened.list())) == ([], 60)
 
 
-def test_a_table_without_rows_is_one_line(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"image": pa.array([], pa.binary())}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="holds no images"):
-        prepare(str(tmp_path / "a.parquet"), tmp_path / "data", CONFIG)
-
-
-def test_a_damaged_table_is_listed(tmp_path: Path) -> None:
-    """pyarrow raises OSError for damaged bytes too: no reason to try again, and none to stop."""
+def test_a_damaged_table_is_listed_and_one_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     items = pictures(40)
     place = Path(parquet(tmp_path / "parquet", items))
     damaged = bytearray((place / "train-00001.parquet").read_bytes())
     damaged[len(damaged) // 3 : len(damaged) // 3 + 3000] = bytes(3000)
     (place / "train-00001.parquet").write_bytes(damaged)
-    samples, rejects = everything(open_source(str(place)))
-    assert {s.content for s in samples} == {item.content for item in items[:20]}
-    assert [r.reason for r in rejects] == ["broken table"]
-    place = Path(saved_to_disk(tmp_path / "saved", items))
-    (arrow,) = place.glob("*.arrow")
-    arrow.write_bytes(arrow.read_bytes()[: arrow.stat().st_size // 2])
-    _, rejects = everything(open_source(str(place)))
-    assert [r.reason for r in rejects] == ["broken table"]
+    examples, skipped = read(place)
+    assert {e.content for e in examples} == {item.content for item in items[:20]}
+    assert [found.reason for found in skipped] == ["broken table"]
+    for ending in (".parquet", ".arrow"):
+        (tmp_path / f"x{ending}").write_bytes(b"PAR1" + bytes(range(200)) + b"PAR1")
+        with pytest.raises(UserError, match="not a readable"):
+            read(tmp_path / f"x{ending}")
+    kind = pa.struct([("bytes", pa.string()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array([{"bytes": "no bytes", "path": "x"}], kind)}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"0 columns can hold images \[\]; choose --image-column"):
+        read(tmp_path / "a.parquet")
 
 
 # --- failing reads
 
 
 class Failing(LocalFileSystem):
-    """A disk whose reads fail `failures` times each, at one place of a file."""
+    """A disk whose reads past the first 4 KB of a file, and whole reads of it, fail `failures` times each."""
 
     protocol = "failing"
     failures = 0
-    error: Exception = OSError(errno.EIO, "Input/output error")
     left: ClassVar[dict[str, int]] = {}
-    lock = threading.Lock()
 
     @classmethod
     def fail(cls, where: str) -> None:
-        with cls.lock:
-            left = cls.left.setdefault(where, cls.failures)
-            cls.left[where] = left - 1
-        if left > 0:
-            raise cls.error
+        cls.left[where] = cls.left.get(where, cls.failures) - 1
+        if cls.left[where] >= 0:
+            raise OSError(errno.EIO, "Input/output error")
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         self.fail(path)
         return bytes(super().cat_file(path, start, end, **options))
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:  # type: ignore[override]
-        return FailingFile(Path(self._strip_protocol(path)).open("rb"), str(path))
+        return FailingFile(Path(self._strip_protocol(path)).read_bytes())
 
 
-class FailingFile(io.RawIOBase):
-    """Every read past the first 4 KB fails, after moving the position: as a lost connection leaves it."""
-
-    def __init__(self, file: Any, path: str) -> None:
-        self.file, self.path = file, path
-
-    def read(self, size: int = -1) -> bytes:  # type: ignore[override]
-        place = self.file.tell()
-        content = bytes(self.file.read(min(size, 4096) if size >= 0 else 4096))
+class FailingFile(io.BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        place = self.tell()
+        content = super().read(min(size or 4096, 4096))
         if place >= 4096:
-            Failing.fail(f"{self.path}@{place}")
+            Failing.fail(f"{id(self)}@{place}")
         return content
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self.file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self.file.tell())
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    fsspec.register_implementation("failing", Failing, clobber=True)
-    Failing.clear_instance_cache()
-    monkeypatch.setattr(reading, "PAUSES", (0.001, 0.001))
-    monkeypatch.setattr(Failing, "left", {})
-    return Failing
-
-
-EIO = OSError(errno.EIO, "Input/output error")
-PASSING = [
-    *((form, EIO) for form in FORMS),
-    ("tars", OSError(errno.EMFILE, "Too many open files")),
-    ("tars", TimeoutError("timed out")),
-    ("parquet", EOFError("a connection closed early")),
-]
-
-
-@pytest.mark.parametrize(("form", "error"), PASSING)
-def test_a_read_that_fails_twice_changes_nothing(
-    form: str, error: Exception, tmp_path: Path, failing: type[Failing], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    items = pictures(30)
-    place = FORMS[form](tmp_path / "source", items)
-    monkeypatch.setattr(Failing, "error", error)
-    monkeypatch.setattr(Failing, "failures", 2)
-    samples, rejects = everything(open_source(f"failing://{place}"))
-    assert sorted(bytes(s.content) for s in samples) == sorted(item.content for item in items)
-    assert rejects == []
-    assert any(left < 2 for left in Failing.left.values()), "something must have failed"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_read_that_goes_on_failing_ends_the_run_and_can_be_gone_on_with(
-    form: str, tmp_path: Path, failing: type[Failing], monkeypatch: pytest.MonkeyPatch
+def test_a_read_that_fails_twice_changes_nothing_and_one_that_goes_on_failing_ends_the_run(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = FORMS[form](tmp_path / "source", pictures(30))
-    unbroken = prepare(place, tmp_path / "unbroken", CONFIG)
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    monkeypatch.setattr(files, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(Failing, "failures", 2)
+    monkeypatch.setattr(Failing, "left", {})
+    items = pictures(30)
+    place = FORMS[form](tmp_path / "source", items)
+    examples, skipped = read(f"failing://{place}")
+    assert sorted(bytes(e.content) for e in examples) == sorted(item.content for item in items)
+    assert skipped == []
+    assert any(left < 0 for left in Failing.left.values()), "something must have failed"
     monkeypatch.setattr(Failing, "failures", 1000)
-    with pytest.raises(UserError, match=r"source .*: cannot be read, tried 3 times \(OSError: .*run the same command"):
-        prepare(f"failing://{place}", tmp_path / "data", CONFIG)
-    assert not list(tmp_path.glob(".data.partial/state/chunks/*.json")) or form == "parquet", "no unit marked done"
-    monkeypatch.setattr(Failing, "failures", 0)
     Failing.left.clear()
-    assert prepare(f"failing://{place}", tmp_path / "data", CONFIG).digest == unbroken.digest
+    with pytest.raises(UserError, match=r"source .*: cannot be read, tried 3 times \(OSError: .*run the same command"):
+        read(f"failing://{place}")
 
 
-def test_a_file_that_is_gone_or_locked_is_listed(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_listed(tmp_path: Path) -> None:
     place = write_folder(tmp_path / "source", 3)
-    write_folder(tmp_path / "tars", 0)
-    (tmp_path / "tars" / "a.tar").write_bytes(tar({"a.png": b"x"}))
-    for source, path in (
-        (open_source(str(place)), place / "00001.png"),
-        (open_source(str(tmp_path / "tars")), tmp_path / "tars" / "a.tar"),
+    (tmp_path / "a.tar").write_bytes(tar({"a.png": b"x"}))
+    for opened, path in (
+        (open_source(str(place)), place / "1.png"),
+        (open_source(f"{tmp_path}/a.tar"), tmp_path / "a.tar"),
     ):
-        units = source.units()
+        items = opened.list()
         path.unlink()
-        found = [f for unit in units for f in source.read(unit)]
-        assert [(r.name, r.reason, r.detail) for r in found if isinstance(r, Reject)] == [
-            (path.name, "unreadable", "FileNotFoundError")
-        ]
+        found = [found for item in items for found in opened.read(item)]
+        assert [(f.name, f.reason) for f in found if isinstance(f, Skipped)] == [(path.name, "unreadable")]
 
 
-class Locked(LocalFileSystem):
-    """Storage far away that denies access: a key has expired."""
-
-    protocol = "locked"
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+def test_access_denied_is_listed_here_and_ends_the_run_far_away() -> None:
+    def denied() -> bytes:
         raise PermissionError("ExpiredToken")
 
-
-def test_a_permission_error_is_listed_here_and_ends_the_run_far_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "PAUSES", ())
-    system = Locked()
     with pytest.raises(PermissionError):
-        reading.read_file(system, "/x")
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    class FarAway(MemoryFileSystem):
-        protocol = "faraway"
-        cat_file = Locked.cat_file
-
-    with pytest.raises(UserError, match=r"source faraway:///x: access denied \(ExpiredToken\).*to go on"):
-        reading.read_file(FarAway(), "/x")
+        files.with_retries(denied, "/x")
+    with pytest.raises(UserError, match=r"source s3://bucket/x: access denied \(ExpiredToken\).*to resume"):
+        files.with_retries(denied, "s3://bucket/x")
 
 
-# --- object stores
-
-
-@pytest.mark.parametrize(
-    "arguments", [["s3://bucket/images", "--out", "{out}"], ["digits", "--out", "s3://bucket/run"]]
-)
-def test_missing_credentials_are_one_line(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs", reason="needs s3fs: S3 NOT TESTED HERE")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     # nothing may be found: no file of the user, no service of a cloud machine
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    process = atoll("prepare", *[a.format(out=tmp_path / "data") for a in arguments], check=False)
-    assert process.returncode == 2, process.stderr
+    process = atoll("prepare", "s3://bucket/images", "--out", tmp_path / "data", check=False)
+    assert (process.returncode, process.stderr.count("\n")) == (2, 1), process.stderr
     assert "s3://bucket" in process.stderr
     assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in process.stderr
-    assert process.stderr.count("\n") == 1, process.stderr
     assert not (tmp_path / "data").exists()
 
 
-def test_lines_that_end_as_windows_doubles_them(tmp_path: Path) -> None:
-    place = Path(image_folder(tmp_path / "source", pictures(3)))
-    (place / "metadata.jsonl").write_bytes(b'{"file_name": "0000-000.png",\r "text": "a b"}\r\r\n\r\n')
-    source = open_source(str(place), SourceConfig())
-    captions = [found.captions for unit in source.units() for found in source.read(unit) if isinstance(found, Sample)]
-    assert ["a b" in texts for texts in captions] == [True, False, False]
+# --- images
 
 
-def test_a_file_too_large_to_be_an_image_is_listed_unread(tmp_path: Path) -> None:
-    place = Path(image_folder(tmp_path / "source", pictures(3)))
-    with (place / "backup.zip").open("wb") as file:
-        file.truncate(2**40)  # takes no space on the disk, and would take a terabyte of memory
-    source = open_source(str(place), SourceConfig())
-    found = [found for unit in source.units() for found in source.read(unit)]
-    assert [(r.name, r.reason) for r in found if isinstance(r, Reject)] == [("backup.zip", "file too large")]
+def test_an_image_is_measured_before_it_is_shrunk() -> None:
+    """A decoder that shrinks a JPEG while it reads must not make it too small."""
+    large = Example("x.jpg", encoded(picture(1, width=2000, height=1500), "JPEG"))
+    assert to_pixels(large, 64, 3, smallest=512).shape == (3, 64, 64)
+    with pytest.raises(BadImage, match="too small") as caught:
+        to_pixels(large, 64, 3, smallest=1501)
+    assert caught.value.detail == "2000x1500, need 1501 a side"
 
 
-@pytest.mark.parametrize("file_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_file_with_holes_is_listed(file_format: int, tmp_path: Path) -> None:
-    """tar -S stores such a file without its holes: its bytes in the tar are not its content."""
-    with (tmp_path / "holes.png").open("wb") as file:
-        file.truncate(2**20)
-        file.seek(2**19)
-        file.write(b"something")
-    kind = {tarfile.GNU_FORMAT: "gnu", tarfile.PAX_FORMAT: "pax"}[file_format]
-    subprocess.run(["tar", "-S", f"--format={kind}", "-cf", "x.tar", "holes.png"], cwd=tmp_path, check=True)
-    source = open_source(str(tmp_path / "x.tar"), SourceConfig())
-    found = [found for unit in source.units() for found in source.read(unit)]
-    assert [(r.reason, r.detail) for r in found if isinstance(r, Reject)] == [("not a file", "sparse")]
-    assert not any(isinstance(f, Sample) for f in found)
-
-
-@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
-def test_a_damaged_table_is_one_line(ending: str, tmp_path: Path) -> None:
-    """pyarrow calls some damage an OSError."""
-    place = tmp_path / f"x{ending}"
-    table = pa.table({"image": [b"x" * 100] * 10})
-    if ending == ".parquet":
-        pq.write_table(table, place)
-        content = bytearray(place.read_bytes())
-        content[-60:-8] = bytes(range(52))
-    else:
-        with pa.ipc.new_stream(place, table.schema) as writer:
-            writer.write_table(table)
-        content = bytearray(place.read_bytes())
-        content[8:60] = b"\xff" * 52
-    place.write_bytes(content)
-    with pytest.raises(UserError, match="not a readable"):
-        open_source(str(place), SourceConfig()).units()
-
-
-def test_want_of_memory_is_no_passing_failure() -> None:
-    tries = []
-
-    def read() -> bytes:
-        tries.append(1)
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        reading.attempt(read, LocalFileSystem(), "/x")
-    assert len(tries) == 1
+def test_nothing_to_read_is_one_line(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": pa.array([], pa.binary())}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="holds no images"):
+        prepare(str(tmp_path / "a.parquet"), tmp_path / "data", CONFIG)

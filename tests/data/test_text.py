@@ -46,19 +46,19 @@ def test_words_of_any_script() -> None:
 
 def test_what_people_write_about_images() -> None:
     assert from_text(b"\xef\xbb\xbfone\r\n\r\n two  words \n").captions == ("one", "two words")
-    assert from_text(b"\xff\xff").troubles == ("bad caption: not UTF-8",)
+    assert from_text(b"\xff\xff").warnings == ("bad caption: not UTF-8",)
     assert from_json(b'{"caption": ["a", "b"], "text": "a", "label": 3}').captions == ("a", "b")
-    assert from_json(b"[1]").troubles == ("bad caption: not a JSON object",)
-    assert from_json(b"[" * 100_000).troubles == ("bad caption: not JSON",)
-    assert from_captions(7).troubles == ("bad caption: not text",)
-    assert from_captions("x" * 20_000).troubles == ("bad caption: longer than 10000 characters",)
-    assert from_captions("a\0b").troubles == ("bad caption: not UTF-8",)
+    assert from_json(b"[1]").warnings == ("bad caption: not a JSON object",)
+    assert from_json(b"[" * 100_000).warnings == ("bad caption: not JSON",)
+    assert from_captions(7).warnings == ("bad caption: not text",)
+    assert from_captions("x" * 20_000).warnings == ("bad caption: longer than 10000 characters",)
+    assert from_captions("a\0b").warnings == ("bad caption: not UTF-8",)
     assert from_label(b" 12\n").label == 12
     for bad in (-1, True, 1.5, "cat", b"cat", b"", 2**40):
-        assert from_label(bad).troubles == ("bad label: not a whole number from 0",)
+        assert from_label(bad).warnings == ("bad label: not a whole number from 0",)
     both = from_fields({"label": 1, "cls": 2})
     assert both.label is None
-    assert both.troubles == ("bad label: two labels for one image",)
+    assert both.warnings == ("bad label: two labels for one image",)
     assert (both + from_label(2)).label is None, "a third one does not settle it"
 
 

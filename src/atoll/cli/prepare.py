@@ -12,7 +12,7 @@ from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.classes import class_names
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
-from ..data.sources import is_digits
+from ..data.sources import is_built_in
 from ..executor import default_workers, make_executor
 from ..training.execution import named_or_best
 from .progress import progress
@@ -88,7 +88,7 @@ def prepare(
     there = find(out) is not None
     on = named_or_best(device)
     if workers is None:
-        workers = 1 if is_digits(source) else default_workers(on)  # starting one takes longer than all digits
+        workers = 1 if is_built_in(source) else default_workers(on)  # starting one takes longer than all digits
     executor = make_executor(engine, workers, ray_address)
     with progress() as display:
         data = prepare_stage(source, out, settings, onto=onto, executor=executor, device=on, progress=display)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.prepare import check_apart, check_device
-from ..data.sources import is_digits
+from ..data.sources import is_built_in
 from ..ensemble.status import holds_run, shell
 from ..ensemble.versions import clean_run, open_ensemble
 from ..partition.config import LARGEST_SEED
@@ -82,7 +82,7 @@ def run(
         raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
     check_seed(seed or 0)
     place = place_for(out, source)
-    if source is not None and "://" not in source and not is_digits(source):
+    if source is not None and "://" not in source and not is_built_in(source):
         source = os.path.abspath(source)  # to go on from any folder
     is_new = not place.exists()
     on = named_or_best(device)

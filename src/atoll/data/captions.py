@@ -10,88 +10,86 @@ from typing import Any
 CAPTION_NAMES = ("caption", "captions", "text", "prompt")
 LABEL_NAMES = ("label", "cls")
 LONGEST = 10_000  # characters; longer is a mistake, such as a whole page
-
-
 TWO_LABELS = "bad label: two labels for one image"
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a source says about an image, and what it said that could not be understood."""
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """Captions and label of an image, and what was wrong with others that a source has for it."""
 
     captions: tuple[str, ...] = ()
     label: int | None = None
-    troubles: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
-    def __add__(self, other: Said) -> Said:
-        labels, troubles = {self.label, other.label} - {None}, self.troubles + other.troubles
+    def __add__(self, other: Annotation) -> Annotation:
+        labels, warnings = {self.label, other.label} - {None}, self.warnings + other.warnings
         if len(labels) > 1:
-            troubles += (TWO_LABELS,)
+            warnings += (TWO_LABELS,)
         # a third label does not settle what two disagree on: else the order would decide
-        label = labels.pop() if len(labels) == 1 and TWO_LABELS not in troubles else None
-        return Said(tuple(dict.fromkeys(self.captions + other.captions)), label, troubles)
+        label = labels.pop() if len(labels) == 1 and TWO_LABELS not in warnings else None
+        return Annotation(tuple(dict.fromkeys(self.captions + other.captions)), label, warnings)
 
 
-def from_text(data: bytes) -> Said:
+def from_text(data: bytes) -> Annotation:
     """A .txt file: one caption per line."""
     try:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        return Said(troubles=("bad caption: not UTF-8",))
+        return Annotation(warnings=("bad caption: not UTF-8",))
     return from_captions(lines)
 
 
-def from_json(data: bytes) -> Said:
+def from_json(data: bytes) -> Annotation:
     """A .json file: an object with caption (or captions, text, prompt) and label."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        return Said(troubles=("bad caption: not JSON",))
+        return Annotation(warnings=("bad caption: not JSON",))
     if not isinstance(value, dict):
-        return Said(troubles=("bad caption: not a JSON object",))
+        return Annotation(warnings=("bad caption: not a JSON object",))
     return from_fields(value)
 
 
-def from_fields(fields: Mapping[str, Any]) -> Said:
-    """Captions and label among the fields of a record; other fields are none of our business."""
-    said = Said()
+def from_fields(fields: Mapping[str, Any]) -> Annotation:
+    """Captions and label among the fields of a record; other fields are ignored."""
+    note = Annotation()
     for name in CAPTION_NAMES:
-        said += from_captions(fields.get(name))
+        note += from_captions(fields.get(name))
     for name in LABEL_NAMES:
-        said += from_label(fields.get(name))
-    return said
+        note += from_label(fields.get(name))
+    return note
 
 
-def from_captions(value: Any) -> Said:
+def from_captions(value: Any) -> Annotation:
     """None, one caption or a list of them."""
     captions: list[str] = []
-    troubles: list[str] = []
+    warnings: list[str] = []
     for text in value if isinstance(value, list) else [value]:
         if text is None:
             continue
         if not isinstance(text, str):
-            troubles.append("bad caption: not text")
+            warnings.append("bad caption: not text")
             continue
         clean = " ".join(text.split())
         if len(clean) > LONGEST:
-            troubles.append(f"bad caption: longer than {LONGEST} characters")
+            warnings.append(f"bad caption: longer than {LONGEST} characters")
         elif not encodable(clean) or "\0" in clean:
-            troubles.append("bad caption: not UTF-8")
+            warnings.append("bad caption: not UTF-8")
         elif clean:
             captions.append(clean)
-    return Said(tuple(captions), None, tuple(troubles))
+    return Annotation(tuple(captions), None, tuple(warnings))
 
 
-def from_label(value: Any) -> Said:
+def from_label(value: Any) -> Annotation:
     """None or a whole number from 0."""
     if value is None:
-        return Said()
+        return Annotation()
     if isinstance(value, bytes):
         text = value.decode("ascii", errors="replace").strip()
         value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        return Said(troubles=("bad label: not a whole number from 0",))
-    return Said(label=value)
+        return Annotation(warnings=("bad label: not a whole number from 0",))
+    return Annotation(label=value)
 
 
 def encodable(text: str) -> bool:

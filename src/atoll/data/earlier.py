@@ -28,7 +28,7 @@ from ..artifacts import (
     sha256_bytes,
     write_atomic,
 )
-from .sources import Unit
+from .units import Unit
 
 KIND = "data"
 
@@ -87,7 +87,7 @@ def logged_reading(data: Artifact) -> dict[str, Any] | None:
 
 def digest_of(units: Sequence[Unit]) -> str:
     """A digest of what there is to read: another file, or the same one changed, is another source."""
-    return sha256_bytes(canonical_json([[unit.key, unit.start, unit.stop] for unit in units]))
+    return sha256_bytes(canonical_json([unit.key for unit in units]))
 
 
 def begin(draft: ArtifactWriter, reading: dict[str, Any], encoding: dict[str, Any]) -> None:

@@ -27,7 +27,8 @@ import pyarrow as pa
 
 from ..artifacts import canonical_json, write_atomic
 from .images import BadImage, to_pixels
-from .sources import Reject, Sample, Source, Unit
+from .sources import Example, Skipped, Source
+from .units import Unit, read_unit
 
 CHUNK_BYTES = 64 * 2**20  # of pixels; the most a worker holds
 
@@ -56,8 +57,8 @@ class _Chunk:
     captions: list[list[str]] = field(default_factory=list)
     labels: list[int | None] = field(default_factory=list)
 
-    def add(self, sample: Sample, pixels: np.ndarray) -> None:
-        self.ids.append(sample.identity())
+    def add(self, sample: Example, pixels: np.ndarray) -> None:
+        self.ids.append(sample.digest())
         self.pixels.append(pixels)
         self.captions.append(list(sample.captions))
         self.labels.append(sample.label)
@@ -98,15 +99,15 @@ def gather(task: GatherTask) -> int:
         return int(json.loads(marker.read_bytes())["rows"])
     limit = max(1, CHUNK_BYTES // (task.channels * task.size * task.size))
     chunk, chunks, rows = _Chunk(), 0, 0
-    rejects: list[Reject] = []
-    for found in task.source.read(task.unit):
-        if isinstance(found, Reject):
+    rejects: list[Skipped] = []
+    for found in read_unit(task.source, task.unit):
+        if isinstance(found, Skipped):
             rejects.append(found)
             continue
         try:
             chunk.add(found, to_pixels(found, task.size, task.channels, task.smallest))
         except BadImage as bad:
-            rejects.append(Reject(found.name, found.identity().hex(), bad.reason, bad.detail))
+            rejects.append(Skipped(found.name, found.digest().hex(), bad.reason, bad.detail))
             continue
         if len(chunk.ids) == limit:
             chunk.write(task.folder / f"{task.number:05d}-{chunks:05d}")
@@ -125,10 +126,10 @@ def chunk_stems(folder: Path) -> list[Path]:
     return sorted(path.with_name(path.name.removesuffix(".ids.npy")) for path in folder.glob("*.ids.npy"))
 
 
-def read_rejects(folder: Path) -> Iterator[Reject]:
+def read_rejects(folder: Path) -> Iterator[Skipped]:
     for path in sorted(folder.glob("*.rejects.jsonl")):
         for line in path.read_text().splitlines():
-            yield Reject(**json.loads(line))
+            yield Skipped(**json.loads(line))
 
 
 def read_table(path: Path) -> pa.Table:

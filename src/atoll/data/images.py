@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .sources import Sample
+from .sources import Example
 
 # What we ask Pillow to read. The rest of its formats are rare, or start other programs (EPS runs Ghostscript).
 # Some builds lack some of them.
@@ -30,16 +30,18 @@ class BadImage(Exception):
         self.detail = detail
 
 
-def to_pixels(sample: Sample, size: int, channels: int, smallest: int) -> np.ndarray:
-    """The middle square of the sample's image as uint8 [channels, size, size], resized with antialiasing.
+def to_pixels(example: Example, size: int, channels: int, smallest: int) -> np.ndarray:
+    """The middle square of the example's image as uint8 [channels, size, size], resized with antialiasing.
 
     An image whose shorter side has fewer than `smallest` pixels is refused.
     """
-    image = decode(sample.content, size) if isinstance(sample.content, bytes) else Image.fromarray(sample.content)
+    if isinstance(example.content, bytes):
+        image = decode(example.content, size, smallest)
+    else:
+        image = Image.fromarray(example.content)
+        check_side(image, smallest)
     image = image.convert("RGB" if channels == 3 else "L")
     side = min(image.size)
-    if side < smallest:
-        raise BadImage(TOO_SMALL, f"{image.width}x{image.height}, need {smallest} a side")
     if image.size != (size, size):
         left, top = (image.width - side) / 2, (image.height - side) / 2
         image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
@@ -47,7 +49,12 @@ def to_pixels(sample: Sample, size: int, channels: int, smallest: int) -> np.nda
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def decode(content: bytes, size: int) -> Image.Image:
+def check_side(image: Image.Image, smallest: int) -> None:
+    if min(image.size) < smallest:
+        raise BadImage(TOO_SMALL, f"{image.width}x{image.height}, need {smallest} a side")
+
+
+def decode(content: bytes, size: int, smallest: int) -> Image.Image:
     """The first frame of an encoded image, upright, with 8 bits per channel and nothing transparent.
 
     The format is read off the bytes, never off a name. A large JPEG is decoded at a fraction of its size, never
@@ -59,6 +66,7 @@ def decode(content: bytes, size: int) -> Image.Image:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise BadImage("too many pixels", f"{image.width}x{image.height}")
+            check_side(image, smallest)  # before draft, which shrinks it
             image.draft(None, (2 * size, 2 * size))
             image.load()
             return upright(eight_bit(image))

@@ -27,9 +27,10 @@ from .merge import merge_to_few
 from .predecessor import Predecessor
 from .progress import Progress, silent
 from .shards import read_shard, write_shard
-from .sources import Reject, Source, SourceConfig, Unit, is_digits, open_source
+from .sources import Skipped, Source, SourceConfig, is_built_in, open_source
 from .space import TextConfig
 from .text import Words, pretrained_space, text_encoder
+from .units import Unit, units_of
 
 RETRIES = 3  # of a part whose worker died
 PIECES = 8  # parts of a shard that are encoded one by one
@@ -60,7 +61,7 @@ class PrepareConfig(BaseModel):
 
 def check_apart(source: str, out: Store) -> None:
     """Refuse a place in the folder that is read: what is written there would be taken for pictures the next time."""
-    if is_digits(source) or "://" in source or not out.is_local or not Path(source).is_dir():
+    if is_built_in(source) or "://" in source or not out.is_local or not Path(source).is_dir():
         return
     if out.path.resolve().is_relative_to(Path(source).resolve()):
         raise UserError(f"--out {out}: lies in {source}, the folder of the images; choose a place outside of it")
@@ -108,7 +109,7 @@ def prepare(
     reading = {"source": source, **config.source.model_dump()}
     if (there := already_there(out, request, reading)) is not None:
         return there
-    units = origin.units()
+    units = units_of(origin.list())
 
     gpus = 0 if device == "cpu" else 1 / WORKERS_PER_GPU
     with executor or Executor() as executor, draft:
@@ -166,7 +167,7 @@ def prepare(
         result = {
             "request": request,
             "source": {
-                "kind": "digits" if is_digits(source) else "images",
+                "kind": origin.kind,
                 "classes": origin.classes if old is None else old.classes,
             },
             "size": config.size,
@@ -332,7 +333,7 @@ def write_rejects(
     file holds ids and reasons, sorted, and the names stand in the unlisted log.
     """
     rejects = list(read_rejects(chunks))
-    rejects += [Reject("", identity, reason) for note in notes for reason, ids in note.items() for identity in ids]
+    rejects += [Skipped("", identity, reason) for note in notes for reason, ids in note.items() for identity in ids]
     lines = [canonical_json({"id": r.id, "reason": r.reason, "detail": r.detail}) for r in rejects]
     reasons = Counter(reject.reason for reject in rejects)
     if old is not None:

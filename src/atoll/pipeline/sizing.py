@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from ..artifacts import UserError
 from ..data.prepare import PrepareConfig
-from ..data.sources import SourceConfig, is_digits, open_source
-from ..data.sources.digits import COUNT
-from ..data.sources.files import Selection
-from ..data.sources.folder import RECORDS, Folder, ending, is_image
-from ..data.sources.tables import Tables
+from ..data.sources import SourceConfig, open_source
 from ..models.accounting import account
 from ..models.autoencoders import TRANSFORMS, load_autoencoder
 from ..models.dit import DiTConfig
@@ -41,7 +36,6 @@ STEPS = 25
 TRANSFORMED_SIDE = 8  # of a latent: as many tokens as small networks on a CPU can afford
 UNSEEN = 8  # images of a small cluster that no island sees
 FEWEST, MOST = 100, 1000  # samples to measure by
-COMPRESSED_IMAGE = 100_000  # bytes: a guess, to count the images of a tar
 
 
 @dataclass(frozen=True)
@@ -68,11 +62,8 @@ def with_enough_unseen(prepare: PrepareConfig, images: int, clusters: int) -> Pr
 
 def prepare_settings(source: str, size: int | None) -> PrepareConfig:
     """How to prepare: of a folder whose images all lie in folders, these are the classes."""
-    if is_digits(source):
-        return PrepareConfig(size=size)
     origin = open_source(source)
-    labelled = isinstance(origin, Folder) and bool(class_folders(source))
-    how = SourceConfig(labels="folder") if labelled else SourceConfig()
+    how = SourceConfig(labels="folder") if origin.class_folders else SourceConfig()
     autoencoder = transform_for(origin.channels, size or origin.default_size)
     return PrepareConfig(source=how, size=size, autoencoder=autoencoder)
 
@@ -86,44 +77,12 @@ def transform_for(channels: int, size: int) -> str:
     return fitting[-1] if channels == 3 and fitting else "pixels"
 
 
-def class_folders(source: str) -> list[str]:
-    """The folders of an image folder, if there are several and no image lies beside them."""
-    chosen = Selection.of(source)
-    if chosen.pattern is not None:
-        return []
-    names = set()
-    for folder, files in chosen.walk():
-        if not any(map(is_image, files)):
-            continue
-        below = folder.removeprefix(chosen.root).strip("/")
-        if not below:
-            return []
-        names.add(below.split("/")[0])
-    return sorted(names) if len(names) > 1 else []
-
-
 def look_at(source: str, prepare: PrepareConfig) -> Look:
-    """Count images by name, and ask the autoencoder for the shape of its latents."""
+    """Count images in the listing, and ask the autoencoder for the shape of its latents."""
     origin = open_source(source, prepare.source)
     size = prepare.size or origin.default_size
     latent = load_autoencoder(prepare.autoencoder).latent_shape(origin.channels, size)
-    return Look(count_images(source, origin), latent, origin.classes or ())
-
-
-def count_images(source: str, origin: object) -> int:
-    if is_digits(source):
-        return COUNT
-    chosen = Selection.of(source)
-    files = [(folder, name) for folder, names in chosen.walk() for name in names if chosen.holds(f"{folder}/{name}")]
-    if isinstance(origin, Folder):
-        return sum(is_image(name) and ending(name) != RECORDS for _, name in files)
-    if isinstance(origin, Tables):
-        import pyarrow.parquet as pq
-
-        wanted = [f"{folder}/{name}" for folder, name in files if PurePosixPath(name).suffix == ".parquet"]
-        if wanted:
-            return sum(int(pq.read_metadata(path, filesystem=chosen.system).num_rows) for path in wanted)
-    return max(1, sum(int(chosen.system.size(f"{folder}/{name}") or 0) for folder, name in files) // COMPRESSED_IMAGE)
+    return Look(origin.count(origin.list()), latent, origin.classes or ())
 
 
 def as_island(machine: Machine, hours: float) -> Island:

@@ -10,7 +10,7 @@ import torch
 from ..artifacts import Artifact, Store, UserError
 from ..data.prepare import prepare
 from ..data.progress import Progress
-from ..data.sources import is_digits
+from ..data.sources import is_built_in
 from ..ensemble.changes import register_monolith, register_orders, register_router
 from ..ensemble.checks import Checks
 from ..ensemble.status import ISLANDS
@@ -56,7 +56,7 @@ def carry_out(
     seed = settings.asked.seed
 
     # starting a worker takes longer than all digits
-    workers = 1 if is_digits(settings.source) else default_workers(device)
+    workers = 1 if is_built_in(settings.source) else default_workers(device)
     data = prepare(
         settings.source, run.child("data"), settings.prepare, executor=Executor(workers), device=device, progress=show
     )

@@ -4,68 +4,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...artifacts import UserError
-from .sample import Reject, Sample, Unit
+from .source import Example, Item, Items, Skipped, Source, SourceConfig, source
 
-LEVELS = 16  # the data set counts ink from 0 to 16; images count to 255
+LEVELS = 16  # gray levels of the data set; images have 255
 COUNT = 1797
 PLACE = re.compile(r"^digits(?:\[(\d*):(\d*)\])?$")
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-def is_digits(place: str) -> bool:
-    """Whether a source is the built-in one, or a part of it."""
-    return PLACE.match(place) is not None
+@source("digits")
+class Digits(Source):
+    """The digits, or a range of them written as a Python slice, in scikit-learn's order."""
 
+    kind = "digits"
+    channels = 1
+    default_size = 8
+    default_features = "pixels"
+    built_in = True
+    classes = NAMES
 
-@dataclass(frozen=True)
-class Digits:
-    """The digits from `first` to before `last`, as scikit-learn has them in order."""
-
-    first: int = 0
-    last: int = COUNT
-
-    @staticmethod
-    def at(place: str) -> Digits:
-        """`digits`, or a part of them as Python writes it."""
+    def __init__(self, place: str, config: SourceConfig = SourceConfig()) -> None:
+        super().__init__(place, config)
         found = PLACE.match(place)
-        assert found is not None, "asked only for what is_digits"
-        first, last = int(found[1] or 0), int(found[2] or COUNT)
+        first, last = (int(found[1] or 0), int(found[2] or COUNT)) if found else (0, 0)
         if not first < last <= COUNT:
             raise UserError(
-                f"source {place}: there are {COUNT:,} digits, in order; write digits[:1500] or digits[1500:]"
+                f"source {place}: there are {COUNT:,} digits, in order; write digits, digits[:1500] or digits[1500:]"
             )
-        return Digits(first, last)
+        self.first, self.last = first, last
 
-    @property
-    def channels(self) -> int:
-        return 1
+    @classmethod
+    def matches(cls, place: str) -> bool:
+        return PLACE.match(place) is not None
 
-    @property
-    def default_size(self) -> int:
-        return 8
+    def list(self) -> Items:
+        return [Item("digits", start=self.first, stop=self.last)]
 
-    @property
-    def default_features(self) -> str:
-        return "pixels"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return NAMES
-
-    def units(self) -> list[Unit]:
-        whole = (self.first, self.last) == (0, COUNT)
-        return [Unit(key="digits" if whole else f"digits[{self.first}:{self.last}]", items=("digits",))]
-
-    def read(self, unit: Unit) -> Iterator[Sample | Reject]:
+    def read(self, item: Item) -> Iterator[Example | Skipped]:
         from sklearn.datasets import load_digits  # slow to import, and only this source needs it
 
         images, labels = load_digits(return_X_y=True)
         pixels = np.rint(images.reshape(-1, 8, 8) * (255 / LEVELS)).astype(np.uint8)
         assert len(pixels) == COUNT
-        for row, image, label in list(zip(range(COUNT), pixels, labels.tolist(), strict=True))[self.first : self.last]:
-            yield Sample(f"digits/{row}", image, (f"a handwritten {NAMES[label]}",), label)
+        for row in range(item.start, item.stop or COUNT):
+            label = int(labels[row])
+            yield Example(f"digits/{row}", pixels[row], (f"a handwritten {NAMES[label]}",), label)

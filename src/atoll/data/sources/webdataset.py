@@ -2,81 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, islice
 from pathlib import PurePosixPath
+from typing import Self
 
-from ..captions import Said, from_json, from_label, from_text
-from .files import file_fingerprint, files_of, filesystem
-from .reading import open_file
-from .sample import ColorImages, Reject, Sample, Unit, sanitize
-from .tar import Damage, EndMark, read_tar
+from ...artifacts import UserError, sanitize
+from ..captions import Annotation, from_json, from_label, from_text
+from .files import size_of
+from .folder import LARGEST_FILE
+from .source import END, ROWS, Example, Item, Items, Skipped, Source, source
 
 TEXTS = {"txt": from_text, "text": from_text, "caption": from_text, "json": from_json, "cls": from_label}
+COMPRESSED_IMAGE = 100_000  # bytes: a guess, to count the images of a tar that was not scanned
+HEADER_BUFFER = 4096  # bytes read at once where only headers are wanted
+
+Member = tuple[tarfile.TarInfo, bytes]
 
 
-@dataclass(frozen=True)
-class WebDataset(ColorImages):
-    place: str
+class Header(tarfile.TarInfo):
+    """A tar header whose damage raises ReadError: tarfile takes it for the end of the tar."""
 
-    @property
-    def classes(self) -> None:
-        return None
-
-    def units(self) -> list[Unit]:
-        return [Unit(file_fingerprint(path), (path,)) for path in files_of(self.place, ".tar")]
-
-    def read(self, unit: Unit) -> Iterator[Sample | Reject]:
-        (path,) = unit.items
-        system, inner = filesystem(path)
-        name = sanitize(PurePosixPath(path).name)
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        assert isinstance(tar, Tar)
         try:
-            file = open_file(system, inner)
+            header = super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            tar.ended = True
+            raise
+        except tarfile.EmptyHeaderError as error:  # type: ignore[attr-defined]
+            if tar.ended:
+                raise
+            raise tarfile.ReadError("no end mark, members may be missing") from error
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+        tar.ended = False
+        return header
+
+
+class Tar(tarfile.TarFile):
+    """A tar, or several joined with `cat`."""
+
+    tarinfo = Header
+    ignore_zeros = True
+    encoding = "utf-8"
+    ended = False  # the last block was an end mark
+    damage = ""  # what ended reading before the end of the file
+
+    def rows(self, *, content: bool) -> Iterator[tuple[str, Iterator[Member]]]:
+        """(key, members) of each row: members that follow each other and share folder and name up to the first dot."""
+        return groupby(self._members(content), lambda member: key_of(member[0]))
+
+    def _members(self, content: bool) -> Iterator[Member]:
+        try:
+            while (member := self.next()) is not None:
+                self.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all
+                wanted = content and member.isreg() and member.size <= LARGEST_FILE
+                file = self.extractfile(member) if wanted else None
+                if not member.isdir():
+                    yield member, b"" if file is None else file.read()
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001, tarfile and decompressors raise anything on hostile bytes
+            self.damage = sanitize(f"{type(error).__name__}: {error}")
+
+
+@source("webdataset", endings=(".tar",))
+class WebDataset(Source):
+    """Tars of images with captions and labels, plain or compressed."""
+
+    def list(self) -> Items:
+        names = self.files.ending_with(self.endings)
+        return [item for name in names for item in self._items(name, self.files.stamps[name])]
+
+    def _items(self, name: str, stamp: str) -> Items:
+        """A local tar is cut at rows, for which its headers are read; a remote or compressed one is one item."""
+        offsets, rows, damaged = [0], 0, True
+        if self.files.is_local:
+            try:
+                with self.files.open(name, HEADER_BUFFER) as file, Tar.open(fileobj=file, mode="r:") as tar:
+                    for _, members in tar.rows(content=False):
+                        if rows and rows % ROWS == 0:
+                            offsets.append(next(members)[0].offset)
+                        rows += 1
+                    damaged = bool(tar.damage)
+            except (OSError, tarfile.TarError):  # no plain tar
+                damaged = True
+        starts = range(0, ROWS * len(offsets), ROWS)
+        stops = [*starts[1:], END if damaged else rows]  # where it is damaged, `read` goes on to the damage
+        return [Item(name, stamp, *piece) for piece in zip(starts, stops, offsets, strict=True)]
+
+    def count(self, items: Sequence[Item]) -> int:
+        known = [item for item in items if item.stop != END]
+        rest = sum(size_of(item.stamp) - item.offset for item in items if item.stop == END)
+        return super().count(known) + rest // COMPRESSED_IMAGE
+
+    def read(self, item: Item) -> Iterator[Example | Skipped]:
+        name = sanitize(item.name)
+        assert item.stop is not None, "rows of a tar"
+        try:
+            with self.files.open(item.name) as file:
+                file.seek(item.offset)
+                with Tar.open(fileobj=file) as tar:
+                    for key, members in islice(tar.rows(content=True), item.stop - item.start):
+                        yield from examples_of(f"{name}/{sanitize(key)}", members)
+                    if tar.damage:
+                        yield Skipped(name, "", "broken tar", f"the rest was not read ({tar.damage})")
+        except tarfile.TarError as error:
+            yield Skipped(name, "", "broken tar", sanitize(str(error)))
         except OSError as error:
-            yield Reject(name, "", "unreadable", type(error).__name__)
-            return
-        group = Group(name, "")
-        with file:
-            for found in read_tar(file):
-                if isinstance(found, Damage):
-                    yield Reject(name, "", "broken tar", found.detail)
-                    continue
-                if isinstance(found, EndMark):  # the next tar may use the same keys again
-                    yield from group.samples()
-                    group = Group(name, "")
-                    continue
-                if found.content is None:
-                    yield Reject(f"{name}/{sanitize(found.name)}", "", *found.trouble)
-                    continue
-                stem, _, ending = PurePosixPath(found.name).name.partition(".")
-                key = f"{PurePosixPath(found.name).parent}/{stem}"
-                if key != group.key:
-                    yield from group.samples()
-                    group = Group(name, key)
-                group.members.append((ending.lower(), found.content))
-        yield from group.samples()
+            yield Skipped(name, "", "unreadable", type(error).__name__)
 
 
-@dataclass
-class Group:
-    """Members of a tar that share a key: one image (or several), and what is said about it."""
+def key_of(member: tarfile.TarInfo) -> str:
+    path = PurePosixPath(member.name)
+    return str(path.parent / path.name.partition(".")[0])
 
-    tar: str
-    key: str
-    members: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def samples(self) -> Iterator[Sample | Reject]:
-        said = Said()
-        images = []
-        for ending, content in self.members:
-            if ending in TEXTS:
-                said += TEXTS[ending](content)
-            else:
-                images.append((ending, content))
-        shown = f"{self.tar}/{sanitize(self.key.removeprefix('./'))}"
-        if self.members and not images:
-            yield Reject(shown, "", "caption without image")
-        for ending, content in images:
-            sample = Sample(f"{shown}.{sanitize(ending)}", content, said.captions, said.label)
-            yield sample
-            yield from (Reject(sample.name, sample.identity().hex(), trouble) for trouble in said.troubles)
+def examples_of(row: str, members: Iterator[Member]) -> Iterator[Example | Skipped]:
+    """The image of a row (or several), with what the other members record about it."""
+    note, images, texts = Annotation(), list[Example](), 0
+    for member, content in members:
+        ending = PurePosixPath(member.name).name.partition(".")[2].lower()
+        name = f"{row}.{sanitize(ending)}"
+        if not member.isreg():
+            yield Skipped(name, "", "not a file", "a link" if member.islnk() or member.issym() else "a device or pipe")
+        elif member.size > LARGEST_FILE:
+            yield Skipped(name, "", "file too large", f"{member.size} bytes")
+        elif ending in TEXTS:
+            note, texts = note + TEXTS[ending](content), texts + 1
+        else:
+            images.append(Example(name, content))
+    if texts and not images:
+        yield Skipped(row, "", "caption without image")
+    for image in images:
+        yield replace(image, captions=note.captions, label=note.label)
+        yield from (Skipped(image.name, image.digest().hex(), warning) for warning in note.warnings)

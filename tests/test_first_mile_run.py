@@ -300,8 +300,8 @@ MISTAKES = {
     "run {photos} --out {tmp}/r --size 100000": "should be less than or equal to 4096",
     "demo --out {tmp}/r --seed -1": "should be greater than or equal to 0",
     TWO % 0: "a second order 00",
-    "train {planned}/orders/manifest.json --out {tmp}/e": "is the list of the files beside it, not an order",
-    f"{TWO % 1} --start x": "--start: is of one order",
+    "train {planned}/orders/manifest.json --out {tmp}/e": "not a valid order",
+    f"{TWO % 1} --init x": "--init: is of one order",
 }
 
 

@@ -72,9 +72,9 @@ STORY = [
     "atoll run ~/photos --out runs/photos --hours 1",
     # docs/training.md
     ANEW,
-    "atoll plan runs/photos/data --branch 0.25 --mix 8flow",
-    "atoll train runs/photos/branch/start.json --out runs/photos/start",
-    "atoll plan runs/photos/data --branch 0.25 --mix 8flow",
+    "atoll plan runs/photos/data --monolith --images 500k",
+    "atoll train runs/photos/orders-monolith/monolith.json --out runs/photos/start",
+    "atoll plan runs/photos/data --init runs/photos/start --images 1.5M",
     "ln -s runs/photos/orders runs/photos/partition runs/photos/start .",
     "atoll train orders/*.json --out experts",
     # docs/distill.md

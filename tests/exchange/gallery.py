@@ -206,7 +206,7 @@ def own_start(**values: Any) -> Callable[[Path, Path], None]:
     """Says it was begun from a start of its own, and so may be of another process."""
 
     def build(folder: Path, beside: Path) -> None:
-        edit(folder, "manifest.json", parents(start="1" * 64))
+        edit(folder, "manifest.json", parents(init="1" * 64))
         card(origin="somebody's", **values)(folder, beside)
 
     return build
@@ -299,7 +299,7 @@ HOSTILE: dict[str, Attack] = {
     "no parents": Attack(manifest(lambda m: m.update(parents={})), "parents are not"),
     "more parents": Attack(manifest(parents(data="0" * 64)), "parents are not"),
     "parent with escapes": Attack(manifest(parents(order=ESCAPES)), "no digest"),
-    "forged start": Attack(manifest(parents(start="1" * 64)), "does not say which|" + ORDER),
+    "forged start": Attack(manifest(parents(init="1" * 64)), "does not say which|" + ORDER),
     "manifest config lies": Attack(manifest(lambda m: m["config"].update(cluster=2)), "says something else", False),
     "manifest license lies": Attack(manifest(lambda m: m.update(license="mine")), "another license", False),
     "kind of manifest": Attack(manifest(lambda m: m.update(kind=ESCAPES)), "expected expert"),

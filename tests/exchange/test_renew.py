@@ -18,7 +18,7 @@ from atoll.exchange.admit import admit
 from atoll.exchange.measure import measure
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
-from atoll.islands.order import Order, read_order
+from atoll.islands.order import read_order
 from atoll.islands.train import train
 from atoll.training.resources import Resources
 from runs import resealed
@@ -88,16 +88,9 @@ def test_new_orders_are_the_old_ones_with_the_new_shards(late: Path) -> None:
     assert new.training.seed != old.training.seed
     assert {ref.sha256 for ref in old.shards} < {ref.sha256 for ref in new.shards}
     assert all(ref.path.startswith("partition-2/clusters/00/") for ref in new.shards)
-    assert new.start is not None
-    assert load_expert(run / new.start.path).card.order == old.digest()
+    assert new.init is not None
+    assert load_expert(run / new.init.path).card.order == old.digest()
     assert Artifact.open(run / "orders-2").manifest.parents["orders"] == Artifact.open(run / "orders").digest
-
-
-def test_an_order_without_a_start_is_what_it_always_was(late: Path) -> None:
-    """Its digest stands on the cards of experts that are older than the field."""
-    content = (late / "runs" / "digits" / "orders" / "00.json").read_bytes()
-    assert b"start" not in content
-    assert Order.model_validate_json(content).to_bytes() == content
 
 
 def another(expert: Path, place: Path, factor: float) -> Path:
@@ -132,13 +125,13 @@ def test_an_order_is_given_out_again_to_train_its_expert_on(run: Path, tmp_path:
     assert place == "orders-4"
     order, _ = read_order(run / place / "02.json")
     assert order.training.images == 320
-    assert order.start is not None
-    assert order.start.digest == serving.digest
+    assert order.init is not None
+    assert order.init.digest == serving.digest
     said: list[str] = []
     made = train(run / place / "02.json", tmp_path / "e", resources=CPU, watch=lambda now: said.append(now.note or ""))
-    assert f"trains on from the weights of expert {serving.digest[:12]}; optimizer and average begin anew" in said
+    assert f"begins from the weights of expert {serving.digest[:12]}; optimizer and average begin anew" in said
     assert made is not None
-    assert made.manifest.parents["start"] == serving.digest
+    assert made.manifest.parents["init"] == serving.digest
     result = admit(Store.at(run), tmp_path / "e")
     assert result.member.serving
     assert serving.digest in {m.digest for m in newest(run).experts}, "both stay admitted"
@@ -149,20 +142,20 @@ def test_an_order_is_given_out_again_to_train_its_expert_on(run: Path, tmp_path:
 def test_an_island_finds_what_it_is_to_train_on(late: Path, tmp_path: Path) -> None:
     run = late / "runs" / "digits"
     order, _ = read_order(run / "orders-2" / "00.json")
-    assert order.start is not None
+    assert order.init is not None
     trained = Artifact.open(late / "experts" / "00-2").digest
     island = hand_out(Store.at(run), "00", tmp_path / "island", orders="orders-2")
     assert train(island.order, tmp_path / "a", resources=CPU).digest == trained  # type: ignore[union-attr]
     # an order alone, with its shards in one folder: the expert lies beside them, or is given
     loose = Path(shutil.copytree(run / "partition-2" / "clusters" / "00", tmp_path / "loose"))
     shutil.copy(run / "orders-2" / "00.json", tmp_path / "00.json")
-    with pytest.raises(UserError, match="get that folder of the run, too, or say with --start"):
+    with pytest.raises(UserError, match="get that folder of the run, too, or pass its place with --init"):
         train(tmp_path / "00.json", tmp_path / "b", data=loose, resources=CPU)
-    with pytest.raises(UserError, match=f"is not expert {order.start.digest[:12]}"):
-        train(tmp_path / "00.json", tmp_path / "b", data=loose, start=late / "experts" / "01", resources=CPU)
+    with pytest.raises(UserError, match=f"is not expert {order.init.digest[:12]}"):
+        train(tmp_path / "00.json", tmp_path / "b", data=loose, init=late / "experts" / "01", resources=CPU)
     start = late / "experts" / "00"
-    assert train(tmp_path / "00.json", tmp_path / "b", data=loose, start=start, resources=CPU).digest == trained  # type: ignore[union-attr]
-    shutil.copytree(run / order.start.path, loose / order.start.name)
+    assert train(tmp_path / "00.json", tmp_path / "b", data=loose, init=start, resources=CPU).digest == trained  # type: ignore[union-attr]
+    shutil.copytree(run / order.init.path, loose / order.init.name)
     assert train(tmp_path / "00.json", tmp_path / "c", data=loose, resources=CPU).digest == trained  # type: ignore[union-attr]
 
 
@@ -200,7 +193,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_from_scratch_an_order_may_become_another(run: Path) -> None:
     main(["plan", str(run), "--reissue", "1", "--from-scratch", "--set", "architecture.depth=3"])
     order, _ = read_order(run / newest(run).orders[-1].path / "01.json")
-    assert order.start is None
+    assert order.init is None
     assert order.architecture.depth == 3
 
 
@@ -254,6 +247,6 @@ def test_a_run_on_an_object_store_grows_too(early: Path, tmp_path: Path, monkeyp
     assert [reference.path for reference in version.orders] == ["orders", "orders-2", "orders-4"]
     made = train(f"{run}/orders-4/02.json", tmp_path / "e", resources=CPU)
     assert made is not None
-    assert made.manifest.parents["start"] == next(m.digest for m in version.serving if m.cluster == 2)
+    assert made.manifest.parents["init"] == next(m.digest for m in version.serving if m.cluster == 2)
     assert admit(Store.at(run), tmp_path / "e").member.serving
     main(["status", run])

@@ -119,19 +119,6 @@ def test_equal_orders_have_equal_digests(order: Path) -> None:
     assert other.digest() != first.digest()
 
 
-def test_an_order_of_the_first_version_is_refused_in_one_line(order: Path, tmp_path: Path) -> None:
-    content = json.loads(order.read_bytes())
-    content |= {"schema_version": 1, "training": content["training"] | {"micro_batch": None, "precision": "float32"}}
-    old = tmp_path / "00.json"
-    old.write_text(json.dumps(content))
-    process = atoll("train", old, "--out", tmp_path / "expert", check=False)
-    assert process.returncode == 2
-    assert "an order of version 1" in process.stderr
-    assert "run `atoll plan` again" in process.stderr
-    assert process.stderr.count("\n") == 1
-    assert not (tmp_path / "expert").exists()
-
-
 @pytest.mark.parametrize(
     ("resources", "words"),
     [

@@ -15,11 +15,11 @@ from ..ensemble.changes import check_plan
 from ..ensemble.versions import Version, clean_run, find_ensemble, place_of
 from ..exchange.renew import accept_orders, plan_onto
 from ..exchange.renew import reissue as reissue_orders
-from ..islands.order import Order
+from ..islands.order import Order, read_order
 from ..planning.assign import PREDICTED
-from ..planning.branch import plan_start, trained_start
 from ..planning.islands import read_islands
 from ..planning.launch import check_launcher, write_launch
+from ..planning.monolith import plan_monolith
 from ..planning.recipes import RECIPES, PlanConfig, follows, name_for, recipe
 from ..planning.stage import plan as plan_stage
 from ..training.execution import Execution
@@ -45,10 +45,12 @@ def plan(
         typer.Option("--recipe", help="laptop, tiny, small, base, large or xl (default: what suits the data)"),
     ] = None,
     images: Annotated[str | None, typer.Option(help="Images each order trains for: 96000, 500k, 2M")] = None,
-    branch: Annotated[
-        float | None,
-        typer.Option(help="First one start on all of the data for this share of all images, such as 0.25"),
+    init: Annotated[
+        str | None, typer.Option(help="An expert of the run to begin from: a converted or monolith's one")
     ] = None,
+    monolith: Annotated[
+        bool, typer.Option("--monolith", help="Instead one order on all clusters, for K times an expert's images")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; every order draws its own from it")] = None,
     onto: Annotated[
         str | None, typer.Option(help="The newest orders, after late data: write new ones for clusters that grew")
@@ -88,7 +90,9 @@ def plan(
 
       atoll plan runs/demo/data --images 128k --set network.depth=4
 
-      atoll plan runs/demo/data --branch 0.25 --mix 8flow
+      atoll plan runs/demo/data --monolith --images 24k
+
+      atoll plan runs/demo/data --init runs/demo/start
 
       atoll plan runs/photos/data --recipe laptop --settings
 
@@ -103,8 +107,8 @@ def plan(
     if url is not None and launch is None:
         raise UserError("--url: has no meaning without --launch; leave it out")
     flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
-    first_only: dict[str, object] = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--branch": branch}
-    first_only |= {"--config": config, "--seed": seed}
+    first_only: dict[str, object] = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--init": init}
+    first_only |= {"--config": config, "--seed": seed, "--monolith": monolith or None}
     asked = {"set": [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]}
 
     def change(order: Order) -> Order:
@@ -159,19 +163,14 @@ def plan(
     if settings_only:
         Console().print(settings_table(usual, f"recipe {named}: {about(named)}"))
         return
+    if monolith:
+        refuse({"--islands": islands, "--init": init, "--mix": mix, "--launch": launch}, "--monolith")
+        orders = plan_monolith(origin.store, cut.store, out or run.child("orders-monolith"), usual)
+        typer.echo(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
+        return
     place = run.child("orders") if out is None else Store.at(out)
     there = find(place) is not None
     machines = read_islands(islands) if islands is not None else ()
-    common = None
-    if branch is not None:
-        refuse({"--islands": islands}, "--branch")
-        start = plan_start(origin, cut, run, usual, branch)
-        common = trained_start(run, start, branch)
-        if common is None:
-            typer.echo(f"planned: {start.store}/start.json, the common start of all experts")
-            typer.echo(f"train it: atoll train {start.store}/start.json --out {run.child('start')}")
-            typer.echo("then run this command again: it writes the experts' orders, which go on from there")
-            return
     orders = plan_stage(
         origin.store,
         cut.store,
@@ -180,11 +179,14 @@ def plan(
         islands=machines,
         change=changed,
         insisted=insisted,
-        branch=common,
+        init=None if init is None else Artifact.open(init, "expert"),
     )
     if not machines:
         typer.echo(f"recipe {named}: {about(named)}")
     tell(orders, accept_orders(run, origin, cut, orders), there)
+    if init is not None:
+        begun = sum(read_order(f"{orders.store}/{name}")[0].init is not None for name in orders.names())
+        typer.echo(f"{begun} of {len(orders.names())} orders begin from {init}, the others from random weights")
     tell_launch(orders, launch, url)
     for island, fits in savings(orders.config["islands"]).items():
         typer.echo(f"{island}: fits with {fits}")

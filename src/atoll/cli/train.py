@@ -26,7 +26,7 @@ def train(
         str, typer.Option(help="Folder for the expert; work in progress lies in its state/. Of several orders: for all")
     ],
     data: Annotated[str | None, typer.Option(help="Folder with the shards, if not the order's own run")] = None,
-    start: Annotated[str | None, typer.Option(help="Train on from this expert's weights (see atoll convert)")] = None,
+    init: Annotated[str | None, typer.Option(help="Begin from the weights of this expert (see atoll convert)")] = None,
     device: Device = None,
     memory: Memory = None,
     overrides: Annotated[
@@ -63,7 +63,7 @@ def train(
 
       atoll train 03.json --out it --key ~/.ssh/id_ed25519
 
-      atoll train 03.json --start converted --out it --set precision=float32
+      atoll train 03.json --init converted --out it --set precision=float32
 
       atoll train orders/*.json --out experts
 
@@ -77,7 +77,7 @@ def train(
             orders,
             folder,
             {"--data": data, "--memory": memory},
-            {"--start": start, "--tensorboard": tensorboard},
+            {"--init": init, "--tensorboard": tensorboard},
             [part for text in overrides for part in ("--set", text)] + ([] if sheets else ["--no-sheets"]),
             device=device,
             at_once=at_once,
@@ -98,7 +98,7 @@ def train(
             order,
             folder,
             data=data,
-            start=start,
+            init=init,
             resources=Resources(device, limit, parse_overrides(overrides)),
             checkpoint_seconds=checkpoint_seconds,
             sheets=sheets,

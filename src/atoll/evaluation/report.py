@@ -135,7 +135,7 @@ class Page:
         starts = {}
         for member in self.experts:
             artifact = Artifact.open(place_of(self.run, member))
-            start, origin = artifact.manifest.parents.get("start"), read_expert_card(artifact).origin
+            start, origin = artifact.manifest.parents.get("init"), read_expert_card(artifact).origin
             if start in known:
                 other = known[start]
                 whose = "its own cluster" if other.cluster == member.cluster else f"cluster {other.cluster}"

@@ -232,9 +232,9 @@ class Judge:
 
     def start_card(self) -> ExpertCard | None:
         """Of the expert that the order trains on, if it names one."""
-        if self.order.start is None:
+        if self.order.init is None:
             return None
-        start = open_reference(self.run, self.order.start, KIND)
+        start = open_reference(self.run, self.order.init, KIND)
         return read_expert_card(start)
 
     def refuse_copies(self) -> None:
@@ -347,8 +347,8 @@ class Judge:
 
     def begun_alike(self, member: Member) -> bool:
         """Whether both were begun from the same weights, and so may have stayed alike."""
-        there, start = find(place_of(self.run, member)), self.manifest.parents.get("start")
-        return start is not None and there is not None and there.manifest.parents.get("start") == start
+        there, start = find(place_of(self.run, member)), self.manifest.parents.get("init")
+        return start is not None and there is not None and there.manifest.parents.get("init") == start
 
     def paint(self, expert: Expert, holdout: Holdout, held: Quarantined) -> None:
         """Refuse what the model cannot paint with."""

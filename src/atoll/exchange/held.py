@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from ..artifacts import DIGEST, Manifest, UserError, canonical_json, differences, explain, sanitize
 from ..islands.expert import KIND, ExpertCard
+from ..islands.initialization import card_from
 from ..islands.order import Order
-from ..islands.start import card_from
 from ..islands.validation import LIMITS
 from ..process import EDM, AnySchedule, DDPMBetas, Kind
 from ..training.loop import REPORTS
@@ -36,8 +36,10 @@ def check_manifest(manifest: Manifest, where: str) -> str:
         raise Refused(f"{where}: lists files no expert has, such as {sanitize(unknown[0], 60)}")
     if missing := sorted(FILES - set(manifest.files)):
         raise Refused(f"{where}: lists no {missing[0]}")
-    if not {"order"} <= manifest.parents.keys() <= {"order", "start"}:
-        raise Refused(f"{where}: its parents are not an order, and maybe a start; send the folder `atoll train` left")
+    if not {"order"} <= manifest.parents.keys() <= {"order", "init"}:
+        raise Refused(
+            f"{where}: its parents are not an order and at most an initial expert; send the folder `atoll train` left"
+        )
     for name, digest in manifest.parents.items():
         if not re.fullmatch(DIGEST, digest):
             raise Refused(f"{where}: its parent {name} is no digest")
@@ -62,9 +64,9 @@ def check_card(card: ExpertCard, manifest: Manifest, order: Order, start: Expert
         raise Refused(f"{where}: its manifest says something else than its card")
     if manifest.license != card.license:
         raise Refused(f"{where}: its manifest names another license than its card")
-    given, wanted = manifest.parents.get("start"), None if order.start is None else order.start.digest
+    given, wanted = manifest.parents.get("init"), None if order.init is None else order.init.digest
     if wanted is not None and given != wanted:
-        raise Refused(f"{where}: was not trained on expert {wanted[:12]}, as its order asks")
+        raise Refused(f"{where}: was not begun from expert {wanted[:12]}, which its order names")
     own_start = wanted is None and given is not None
     expected = card_from(order, start, wanted).model_dump(mode="json")
     free = OWN_START if own_start else {"bridge_limit"}

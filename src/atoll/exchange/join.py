@@ -233,7 +233,7 @@ class Joining:
 
     def fetch(self, order: Order, listed: PublishedOrder) -> None:
         """Get what the order trains on, no more than was announced; and nothing that it only names."""
-        start = None if order.start is None else Artifact.open(self.place.child(*order.start.path.split("/")), KIND)
+        start = None if order.init is None else Artifact.open(self.place.child(*order.init.path.split("/")), KIND)
         if start is not None and sum(f.bytes for f in start.manifest.files.values()) > sum(
             caps(order.architecture).values()
         ):

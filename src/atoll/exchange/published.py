@@ -85,10 +85,10 @@ def publish(
     wanted: dict[str, tuple[Store, str]] = {}
     for _, order in orders:
         wanted |= {ref.path: (run, ref.sha256) for ref in order.shards}
-        if order.start is not None:
-            start = Artifact.open(place_of(run, order.start))
+        if order.init is not None:
+            start = Artifact.open(place_of(run, order.init))
             for name in start.names():
-                wanted[f"{order.start.path}/{name}"] = (run, start.manifest.files[name].sha256)
+                wanted[f"{order.init.path}/{name}"] = (run, start.manifest.files[name].sha256)
     files = {path: digest for path, (_, digest) in wanted.items()}
     for done, (path, digest) in enumerate(sorted(files.items())):
         progress("publishing", done, len(files))
@@ -96,9 +96,9 @@ def publish(
             put(place, path, local_copy(run, path, digest))
     progress("publishing", len(files), len(files))
     for _, order in orders:
-        if order.start is not None:
-            manifest = Artifact.open(place_of(run, order.start)).manifest
-            place.child(*order.start.path.split("/")).write(MANIFEST, manifest.to_bytes())
+        if order.init is not None:
+            manifest = Artifact.open(place_of(run, order.init)).manifest
+            place.child(*order.init.path.split("/")).write(MANIFEST, manifest.to_bytes())
     listed = []
     served = {member.cluster for member in version.serving}
     for path, order in orders:

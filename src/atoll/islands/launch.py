@@ -23,8 +23,8 @@ from ..models.accounting import account
 from ..training.execution import named_or_best
 from ..training.machines import free_memory_gib, usable_cores
 from ..training.memory import footprint, plain_execution
+from .initialization import place_of_init
 from .order import Order, read_order
-from .start import place_of_start
 from .train import fetch
 
 Progress = Callable[[str, int, int], None]  # (island, images, total)
@@ -47,7 +47,7 @@ class Island:
 
 
 def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") -> Island:
-    """Put one order, its shards and the expert it trains on into `folder/inbox`, laid out as in the run, all checked.
+    """Put one order, its shards and the expert it begins from into `folder/inbox`, laid out as in the run, all checked.
 
     Nobody writes to a shard, so those of the run serve, under a second name: nothing is copied on one file system.
     """
@@ -59,11 +59,11 @@ def hand_out(run: Store, order_name: str, folder: Path, orders: str = "orders") 
             verify_file(target, ref.sha256)
         else:
             link(fetch(run, ref.path, ref.sha256), target)
-    if order.start is not None:
-        start = Artifact.open(place_of_start(order, run))
-        for name in start.names():
-            link(start.file(name), inbox / order.start.path / name)
-        Store.at(inbox).child(*order.start.path.split("/")).write(MANIFEST, start.manifest.to_bytes())
+    if order.init is not None:
+        init = Artifact.open(place_of_init(order, run))
+        for name in init.names():
+            link(init.file(name), inbox / order.init.path / name)
+        Store.at(inbox).child(*order.init.path.split("/")).write(MANIFEST, init.manifest.to_bytes())
     Store.at(inbox).child("orders").write(f"{order_name}.json", order.to_bytes())
     place = inbox / "orders" / f"{order_name}.json"
     return Island(order_name, place, folder / "expert", folder / "errors.log", order.training.images)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..artifacts import Reference, Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentConfig, TextConfig
@@ -63,15 +54,7 @@ class Order(BaseModel):
     training: Training
     acceptance: Acceptance = Acceptance()
     license: str | None = Field(None, description="of the data, to travel with the expert")
-    start: Reference | None = Field(None, description="an expert of the run to train on; None: from random weights")
-
-    @model_serializer(mode="wrap")
-    def _without_a_start_as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Orders had no such field once, and their digests are on the cards of experts."""
-        content: dict[str, Any] = handler(self)
-        if self.start is None:
-            content.pop("start", None)
-        return content
+    init: Reference | None = Field(None, description="expert of the run to begin from; None: random weights")
 
     @model_validator(mode="after")
     def _fits_the_latents(self) -> Order:
@@ -94,7 +77,6 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
         content = store.read(name, None if store.is_local else MOST_BYTES)
         if len(content) > MOST_BYTES:
             raise UserError(f"{place}: larger than {MOST_BYTES:,} bytes, so no order; check the path")
-        refuse_old(content, place)
         order = Order.model_validate_json(content)
         order.digest()
     except FileNotFoundError as error:
@@ -106,19 +88,3 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
     except (ValueError, RecursionError) as error:  # NaN, or half a character
         raise UserError(f"{place}: not a valid order (it holds what no JSON file can hold); get it again") from error
     return order, store.parent
-
-
-def refuse_old(content: bytes, place: str | Path) -> None:
-    """Orders of the first version said how to compute, too, and are not read any more; a manifest is no order."""
-    try:
-        table = json.loads(content)
-        version = table.get("schema_version")
-    except (ValueError, AttributeError):
-        return  # not JSON, or not a table: whoever validates it says what is wrong
-    if "files" in table and "kind" in table:
-        raise UserError(f"{place}: is the list of the files beside it, not an order; give one such as orders/00.json")
-    if version == 1:
-        raise UserError(
-            f"{place}: an order of version 1, which also fixed micro-batch, precision and threads; "
-            "run `atoll plan` again with this version and use the new orders"
-        )

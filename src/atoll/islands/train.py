@@ -21,10 +21,10 @@ from ..training.resources import Resources
 from ..training.seeds import seed_from
 from ..training.team import leads_its_team
 from .expert import KIND, Expert, write_expert
+from .initialization import card_for, init_of
 from .learning import ExpertLearner
 from .order import Order, read_order
 from .sheets import FOLDER, Sheets
-from .start import card_for, start_of
 from .validation import Validation
 
 LOG_SECONDS = 1.0, 30.0  # between lines of progress: at first, when whoever started it looks, and in the long run
@@ -35,7 +35,7 @@ def train(
     out: Path,
     *,
     data: str | Path | None = None,
-    start: str | Path | None = None,
+    init: str | Path | None = None,
     resources: Resources = Resources(),
     checkpoint_seconds: float | None = None,
     sheets: bool = True,
@@ -43,8 +43,8 @@ def train(
 ) -> Artifact | None:
     """Train the expert an order asks for and leave it in `out`.
 
-    Shards lie at their path relative to the run the order belongs to, or below `data`. With `start`, or where the
-    order names one, the weights of that expert are trained on instead of random ones. Work in progress is in
+    Shards lie at their path relative to the run the order belongs to, or below `data`. With `init`, or where the order
+    names one, training begins from the weights of that expert instead of random ones. Work in progress is in
     `out/state/`; the same call goes on from there, bit for bit on a CPU, after any kind of death. How it is computed
     follows from `resources`, or is as before. With `sheets`, what it would paint is shown in `out/sheets/` at every
     tenth of the budget. `watch` is called after every step. Of several processes that train together all but the first
@@ -53,8 +53,8 @@ def train(
     resources.check()
     order, run = read_order(order_place)
     root = run if data is None else Store.at(data)
-    grown_from = start_of(order, root, start)
-    parents = {"order": order.digest()} | ({} if grown_from is None else {"start": grown_from.digest})
+    begun_from = init_of(order, root, init)
+    parents = {"order": order.digest()} | ({} if begun_from is None else {"init": begun_from.digest})
     if (done := finished(out, parents)) is not None:
         return done
     shards = {split: shards_of(order, root, split) for split in ("train", "validation")}
@@ -72,11 +72,11 @@ def train(
         log = Log(out / "log.jsonl", watch) if leads else Silence()
         if choice.said is not None:
             log(Progress(0, training.images, note=f"computing: {choice.said}"))
-        if grown_from is not None and saved_execution(state_folder) is None:
-            note = f"trains on from the weights of expert {grown_from.digest[:12]}; optimizer and average begin anew"
+        if begun_from is not None and saved_execution(state_folder) is None:
+            note = f"begins from the weights of expert {begun_from.digest[:12]}; optimizer and average begin anew"
             log(Progress(0, training.images, note=note))
         device = choice.open_device()
-        learner = expert_learner(order, shards, grown_from, str(device))
+        learner = expert_learner(order, shards, begun_from, str(device))
         if choice.execution.samples == "device":
             learner.samples = ResidentSamples(shards["train"], device)
         painted = Sheets(out / FOLDER, learner, shards["train"]) if sheets else None
@@ -108,20 +108,23 @@ def train(
     return artifact
 
 
-def expert_learner(order: Order, shards: dict[str, ShardSet], start: Expert | None, device: str) -> ExpertLearner:
-    """A fresh or borrowed network with the samples of its cluster; captions kept as text are embedded on `device`."""
+def expert_learner(order: Order, shards: dict[str, ShardSet], init: Expert | None, device: str) -> ExpertLearner:
+    """A network, random or begun from `init`, with the samples of its cluster.
+
+    Captions kept as text are embedded on `device`.
+    """
     for samples in shards.values():
         samples.text_device = device
     torch.manual_seed(seed_from(order.training.seed, "weights"))
     network = DiT(order.architecture)
-    if start is not None:
-        network.load_state_dict(start.network.state_dict())
+    if init is not None:
+        network.load_state_dict(init.network.state_dict())
     validation = Validation.fixed(shards["validation"], order.training.seed)
-    return ExpertLearner(order, card_for(order, start), network, shards["train"], validation)
+    return ExpertLearner(order, card_for(order, init), network, shards["train"], validation)
 
 
-def finished(out: Path, parents: dict[str, str], made_by: str = "order or start") -> Artifact | None:
-    """The expert already in `out`, if it has these parents: those of this order and start, say."""
+def finished(out: Path, parents: dict[str, str], made_by: str = "order or initial expert") -> Artifact | None:
+    """The expert already in `out`, if it has these parents: for example this order and initial expert."""
     artifact = find(out)
     if artifact is None:
         return None

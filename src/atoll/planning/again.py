@@ -29,7 +29,7 @@ def grown_clusters(partition: Artifact, before: Artifact, share: float) -> list[
 
 
 def order_again(
-    old: Order, data: Artifact, partition: Artifact, generation: int, start: Reference | None, change: Change
+    old: Order, data: Artifact, partition: Artifact, generation: int, init: Reference | None, change: Change
 ) -> Order:
     """An older order anew, with what `change` makes of its settings.
 
@@ -38,10 +38,10 @@ def order_again(
     """
     assert old.cluster is not None, "the order of a monolith is not given out again"
     told = change(old)
-    allowed = FROM_SCRATCH if start is None else CHANGEABLE
+    allowed = FROM_SCRATCH if init is None else CHANGEABLE
     for name in Order.model_fields:
         if name not in allowed and getattr(told, name) != getattr(old, name):
-            why = "" if start is None else ", since its expert is trained on: add --from-scratch"
+            why = "" if init is None else ", since its expert is trained on: add --from-scratch"
             may = ", ".join(allowed)
             raise UserError(f"--set {name}: cannot be changed in order {old.name}{why}; what can be is {may}")
     training = told.training.model_copy(update={"seed": seed_from(told.training.seed, "again", generation)})
@@ -51,7 +51,7 @@ def order_again(
         "shards": shard_refs(partition, f"clusters/{old.cluster:02d}/"),
         "training": training,
         "license": data.manifest.license,
-        "start": start,
+        "init": init,
     }
     return Order.model_validate(told.model_copy(update=update).model_dump())
 
@@ -85,4 +85,4 @@ def plan_again(
 def kind_of(order: Order) -> str:
     """For people: what an order asks for, and what it goes on from."""
     asked = f"{order.objective.kind} on {order.objective.schedule.name}"
-    return asked if order.start is None else f"{asked}, trains on {order.start.name}"
+    return asked if order.init is None else f"{asked}, from {order.init.name}"

@@ -31,19 +31,15 @@ def plan_monolith(
     return write_alone(origin, cut, out, order_on_everything(origin, cut, config, NAME, objective))
 
 
-def order_on_everything(
-    data: Artifact, partition: Artifact, config: PlanConfig, name: str, objective: str, share: float = 1.0
-) -> Order:
-    """An order for all of the data: K times an expert's batch, and a share of what K experts see together."""
+def order_on_everything(data: Artifact, partition: Artifact, config: PlanConfig, name: str, objective: str) -> Order:
+    """An order for all of the data: K times an expert's batch and images, so it takes an expert's steps."""
     clusters = int(partition.config["clusters"])
-    steps = max(1, round(config.training.images * share / config.training.batch))
-    images = config.training.images * clusters if share == 1.0 else steps * config.training.batch * clusters
     training = config.training.model_copy(
         update={
-            "images": images,
+            "images": config.training.images * clusters,
             "batch": config.training.batch * clusters,
-            "warmup_images": round(config.training.warmup_images * clusters * share),
-            "ema_images": max(1, round(config.training.ema_images * clusters * share)),
+            "warmup_images": config.training.warmup_images * clusters,
+            "ema_images": config.training.ema_images * clusters,
             "seed": seed_from(config.training.seed, "order", name),
         }
     )

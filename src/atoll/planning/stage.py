@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ..artifacts import Artifact, ArtifactWriter, Store, UserError, load_if_same
+from ..artifacts import Artifact, ArtifactWriter, Reference, Store, UserError, load_if_same
 from ..data.space import LatentConfig, TextConfig
+from ..islands.expert import read_expert_card
+from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
 from ..training.seeds import seed_from
@@ -24,13 +26,6 @@ KIND = "orders"
 Change = Callable[[PlanConfig], PlanConfig]
 
 
-class Branching(Protocol):
-    """A common start of all experts (branch.py)."""
-
-    def shortened(self, order: Order) -> Order: ...
-    def record(self) -> dict[str, object]: ...
-
-
 def plan(
     data: str | Path | Store,
     partition: str | Path | Store,
@@ -40,15 +35,15 @@ def plan(
     islands: Sequence[Island] = (),
     change: Change = lambda config: config,
     insisted: Collection[str] = (),
-    branch: Branching | None = None,
+    init: Artifact | None = None,
 ) -> Artifact:
     """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
 
     With `islands`, the budget of each order follows from the machine that will take it, and its size too unless
     `config` gives it or it is `insisted` on (`network.depth`); how it is predicted to train there (execution, memory,
-    hours, cost) is in the manifest. `change` is what the user tells to change in any recipe. With `branch`, experts go
-    on from a common start, for what is left of their budget. An order names its shards by digest and by their path
-    relative to the run, so the partition and the orders must lie side by side.
+    hours, cost) is in the manifest. `change` is what the user tells to change in any recipe. With `init`, an expert of
+    the run, orders begin from its weights where their objective allows it. An order names its shards by digest and by
+    their path relative to the run, so the partition and the orders must lie side by side.
     """
     origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
     check_places(origin, cut, Store.at(out))
@@ -60,18 +55,38 @@ def plan(
         "chosen": [choice.objective for choice in choices],
         "islands": [choice.job.record() for choice in choices if choice.job is not None],
         **({"too_small": too_small} if too_small else {}),
-        **({"branch": branch.record()} if branch is not None else {}),
+        "init": None if init is None else reference(Store.at(out), init).model_dump(),
     }
     digests = {"data": origin.digest, "partition": cut.digest}
     if (there := load_if_same(out, KIND, settings, digests)) is not None:
         return there
 
     orders = [make_order(origin, cut, k, choice.objective, choice.config) for k, choice in enumerate(choices)]
-    orders = orders if branch is None else [branch.shortened(order) for order in orders]
+    orders = orders if init is None else begun_from(init, orders, Store.at(out))
     with ArtifactWriter(out, KIND) as draft:
         for order in orders:
             (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
         return draft.commit(config=settings, parents=digests, license=origin.manifest.license)
+
+
+def reference(out: Store, init: Artifact) -> Reference:
+    """An expert by its path in the run that the orders in `out` belong to."""
+    run = out.parent.url.rstrip("/") + "/"
+    if not init.store.url.startswith(run):
+        raise UserError(f"--init {init.store}: lies outside the run {out.parent}; copy it there first")
+    return Reference(path=init.store.url.removeprefix(run), digest=init.digest)
+
+
+def begun_from(init: Artifact, orders: Sequence[Order], out: Store) -> list[Order]:
+    """The orders, those that can begin from the expert `init` naming it; at least one must be able to."""
+    card, named = read_expert_card(init), reference(out, init)
+    reasons = [mismatch(order, card) for order in orders]
+    if all(reasons):
+        raise UserError(f"--init {init.store}: {reasons[0]}")
+    return [
+        order if reason else order.model_copy(update={"init": named})
+        for order, reason in zip(orders, reasons, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

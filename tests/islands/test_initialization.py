@@ -46,21 +46,21 @@ def first_loss(expert: Artifact) -> float:
     return float(json.loads(expert.read("metrics.jsonl").splitlines()[0])["loss"])
 
 
-def test_a_start_of_the_same_objective_is_trained_on(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
+def test_an_expert_of_the_same_objective_is_trained_on(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
     order = orders(planned)[Kind.VELOCITY][1]
     cold = train(order, tmp_path / "cold", resources=CPU)
-    warm = train(order, tmp_path / "warm", start=flow_expert, resources=CPU)
+    warm = train(order, tmp_path / "warm", init=flow_expert, resources=CPU)
     assert first_loss(warm) < 0.8 * first_loss(cold)
-    assert warm.manifest.parents["start"] == Artifact.open(flow_expert).digest
+    assert warm.manifest.parents["init"] == Artifact.open(flow_expert).digest
     assert load_expert(warm.store).card.origin == f"expert {Artifact.open(flow_expert).digest[:12]}"
 
 
-def test_a_start_of_another_objective_is_trained_through_the_bridge(
+def test_an_expert_of_another_objective_is_trained_through_the_bridge(
     planned: Path, noise_expert: Path, tmp_path: Path
 ) -> None:
     """It stays a noise expert on its own schedule, and its flow loss begins where the old network was."""
     place = orders(planned)[Kind.VELOCITY][0]
-    warm = load_expert(train(place, tmp_path / "warm", start=noise_expert, resources=CPU).store)
+    warm = load_expert(train(place, tmp_path / "warm", init=noise_expert, resources=CPU).store)
     old = load_expert(noise_expert)
     assert (warm.card.schedule, warm.card.kind) == (old.card.schedule, Kind.EPSILON)
     order, _ = read_order(place)
@@ -77,26 +77,26 @@ def test_a_start_of_another_objective_is_trained_through_the_bridge(
 
 
 def test_its_license_travels(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
-    start = resealed(flow_expert, tmp_path / "start", license="CC-BY-NC-4.0")
-    warm = train(orders(planned)[Kind.VELOCITY][0], tmp_path / "warm", start=start, resources=CPU)
+    init = resealed(flow_expert, tmp_path / "init", license="CC-BY-NC-4.0")
+    warm = train(orders(planned)[Kind.VELOCITY][0], tmp_path / "warm", init=init, resources=CPU)
     assert warm.manifest.license == "CC-BY-NC-4.0"
 
 
-def test_a_start_that_does_not_fit_is_refused(
+def test_an_expert_that_does_not_fit_is_refused(
     planned: Path, flow_expert: Path, noise_expert: Path, tmp_path: Path
 ) -> None:
     card = load_expert(flow_expert).card
     other = resealed(flow_expert, tmp_path / "latent", latent=card.latent.model_dump(mode="json") | {"mean": [0.5]})
     with pytest.raises(UserError, match="latent space is not the order's"):
-        train(orders(planned)[Kind.VELOCITY][0], tmp_path / "a", start=other)
+        train(orders(planned)[Kind.VELOCITY][0], tmp_path / "a", init=other)
     with pytest.raises(UserError, match="only velocity can be learned through the bridge"):
-        train(orders(planned)[Kind.EPSILON][0], tmp_path / "b", start=flow_expert)
+        train(orders(planned)[Kind.EPSILON][0], tmp_path / "b", init=flow_expert)
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
 
 
-def test_another_start_in_the_same_folder_is_refused(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
+def test_another_initial_expert_in_the_same_folder_is_refused(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
     order = orders(planned)[Kind.VELOCITY][0]
     train(order, tmp_path / "cold", resources=CPU)
-    with pytest.raises(UserError, match="another order or start"):
-        train(order, tmp_path / "cold", start=flow_expert)
+    with pytest.raises(UserError, match="another order or initial expert"):
+        train(order, tmp_path / "cold", init=flow_expert)

@@ -19,7 +19,6 @@ from atoll.training.execution import Execution, open_device
 from atoll.training.loop import Progress
 from atoll.training.resources import Resources, parse_memory
 from atoll.training.stopping import StopRequested
-from runs import atoll
 from tiny_orders import NETWORK, TRAINING, tiny_order
 
 COST = account(NETWORK)

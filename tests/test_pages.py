@@ -36,6 +36,9 @@ NOT_GIVEN = {
     "atoll evaluate runs/photos -n 10000 --route top-1 --route top-2 --guidance 1 --guidance 3 --device cuda": (
         "needs a card: tests/evaluation give it on a CPU, with fewer images"
     ),
+    "atoll prepare photos.sqlite --plugin examples/sqlite_source.py --out runs/photos/data": (
+        "needs such a file: tests/test_plugins.py makes one"
+    ),
     "atoll convert DiT-XL-2-256x256.pt --from dit --out imagenet": CHECKPOINT,
     "atoll convert DiT-XL-2-256x256.pt --from dit --order orders/03.json --out start-03": CHECKPOINT,
     "atoll export imagenet --to transformer --out folder": CHECKPOINT,

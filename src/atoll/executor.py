@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, Self, TypeVar
 
 from .artifacts import UserError
+from .plugins import load_plugins, loaded_plugins
 
 WORKERS_PER_GPU = 8  # each holds a CUDA context and its networks in the GPU's memory
 Item = TypeVar("Item")
@@ -28,15 +30,15 @@ Result = TypeVar("Result")
 class Executor:
     """Worker processes of this machine, or with one worker this process; `with executor:` holds them for every `map`.
 
-    They load the files in `plugins`, end with this process and leave Ctrl-C to it.
+    They load the plugins of this process, end with it and leave Ctrl-C to it.
     """
 
     worker_died: tuple[type[Exception], ...] = (BrokenProcessPool,)
 
-    def __init__(self, workers: int = 1, plugins: Sequence[str] = ()) -> None:
+    def __init__(self, workers: int = 1) -> None:
         if workers < 1:
             raise UserError(f"--workers {workers}: must be at least 1")
-        self.workers, self.plugins, self.in_process = workers, tuple(plugins), workers == 1
+        self.workers, self.in_process = workers, workers == 1
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
@@ -63,13 +65,13 @@ class Executor:
         cluster; a local worker uses the device its item names. An exception of the function ends the map.
         """
         if self.in_process:
-            yield from ((index, call(self.plugins, function, item)) for index, item in enumerate(items))
+            yield from ((index, function(item)) for index, item in enumerate(items))
             return
         waiting: Iterator[tuple[int, Item, int]] = ((index, item, 0) for index, item in enumerate(items))
         running: dict[Future[Result], tuple[int, Item, int]] = {}  # index, item, how often its worker died
         while True:
             for task in islice(waiting, 2 * self.workers - len(running)):
-                running[self._submit(gpus, self.plugins, function, task[1])] = task
+                running[self._submit(gpus, loaded_plugins(), pickle.dumps((function, task[1])))] = task
             if not running:
                 return
             done = next(iter(wait(running, return_when=FIRST_COMPLETED).done))
@@ -103,8 +105,8 @@ class RayExecutor(Executor):
     Every node must see the source and the folder of --out under the same path, as on a shared file system.
     """
 
-    def __init__(self, address: str | None = None, plugins: Sequence[str] = ()) -> None:
-        super().__init__(plugins=plugins)
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__()
         self.address, self.in_process = address, False
 
     def __enter__(self) -> Self:
@@ -151,11 +153,11 @@ class RayExecutor(Executor):
         return future
 
 
-def make_executor(name: str, workers: int = 1, address: str | None = None, plugins: Sequence[str] = ()) -> Executor:
+def make_executor(name: str, workers: int = 1, address: str | None = None) -> Executor:
     """The executor of `--engine`."""
     if name not in ("local", "ray"):
         raise UserError(f"--engine {name}: use local or ray")
-    return RayExecutor(address, plugins) if name == "ray" else Executor(workers, plugins)
+    return RayExecutor(address) if name == "ray" else Executor(workers)
 
 
 def default_workers(device: str) -> int:
@@ -183,9 +185,8 @@ def mask_ctrl_c(blocked: bool) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK if blocked else signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-def call(plugins: Sequence[str], function: Callable[[Item], Result], item: Item) -> Result:
-    if plugins:
-        from .plugins import load_plugins
-
-        load_plugins(plugins)
+def call(plugins: Mapping[str, str], task: bytes) -> Any:
+    """Call a pickled (function, item), which may be defined in a plugin: so that is loaded first."""
+    load_plugins(plugins)
+    function, item = pickle.loads(task)
     return function(item)

@@ -228,6 +228,7 @@ class ArtifactWriter:
         parents: Mapping[str, str] | None = None,
         license: str | None = None,
         written: Mapping[str, FileEntry] = NONE_WRITTEN,
+        provenance: Mapping[str, Any] | None = None,
     ) -> Artifact:
         """Write the manifest last, and put the folder in its place.
 
@@ -238,7 +239,7 @@ class ArtifactWriter:
         names = [path.relative_to(self.folder).as_posix() for path in files if not path.name.startswith(".")]
         listed = [name for name in names if name.split("/")[0] not in UNLISTED]
         manifest = describe(self.folder, listed, self.kind, config, parents or {}, license, written)
-        write_provenance(self.folder)
+        write_provenance(self.folder, provenance)
         (self.folder / NAME).write_bytes(manifest.to_bytes())
         for path in [*files, self.folder / NAME]:
             fsync_path(path)

@@ -12,6 +12,7 @@ from ..artifacts import Store, UserError, find
 from ..executor import make_executor
 from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
+from .plugin import Plugins
 from .progress import progress
 from .settings import read_settings
 
@@ -30,6 +31,7 @@ def partition(
         float | None, typer.Option(help="Largest over smallest cluster, at most (default: 2 if it can be); 0: no bound")
     ] = None,
     onto: Annotated[str | None, typer.Option(help="An older partition: keep its clusters, assign what is new")] = None,
+    plugin: Plugins = None,
     seed: Annotated[int | None, typer.Option(help="Seed of k-means (default: 0)")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of k-means (default: 1)")] = None,
     engine: Annotated[str, typer.Option(help="Who assigns samples: local, or ray")] = "local",

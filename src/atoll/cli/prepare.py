@@ -15,6 +15,7 @@ from ..data.prepare import prepare as prepare_stage
 from ..data.sources import is_built_in
 from ..executor import default_workers, make_executor
 from ..training.execution import named_or_best
+from .plugin import Plugins
 from .progress import progress
 from .settings import read_settings
 
@@ -42,6 +43,11 @@ def prepare(
     text: Annotated[str | None, typer.Option(help="cache embeddings now, or online: while training")] = None,
     labels: Annotated[str | None, typer.Option(help="given, or folder: the first folder is the class")] = None,
     image_column: Annotated[str | None, typer.Option(help="Of a table, where several columns can be it")] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="folder, webdataset, parquet, arrow, digits (default: what most files are)"),
+    ] = None,
+    plugin: Plugins = None,
     onto: Annotated[str | None, typer.Option(help="An older data artifact to add these samples to")] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: a cluster that shares the folders")] = "local",
     workers: Annotated[
@@ -83,6 +89,7 @@ def prepare(
         "text": text,
         "source.labels": labels,
         "source.image_column": image_column,
+        "source.format": format_,
     }
     settings = read_settings(PrepareConfig(), file=config, flags=flags, overrides=set_ or ())
     there = find(out) is not None

@@ -23,6 +23,7 @@ from ..pipeline.stages import STAGES, carry_out, was_compared
 from ..planning.recipes import RECIPES
 from ..training.execution import named_or_best
 from ..training.machines import Machine, this_machine
+from .plugin import Plugins
 from .prepare import lines_about
 from .progress import clock, console, print_line, progress
 from .router import accuracy_line
@@ -54,6 +55,8 @@ def run(
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)} (default: what suits data, machine and hours)")
     ] = None,
+    format_: Annotated[str | None, typer.Option("--format", help="Of the source; as in `atoll prepare`")] = None,
+    plugin: Plugins = None,
     compare: Annotated[bool, typer.Option(help="Train a monolith on all of the data, too, and compare")] = False,
     until: Annotated[str, typer.Option(help=f"Stop after a stage: {', '.join(STAGES)}")] = STAGES[-1],
     seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0)] = None,
@@ -89,6 +92,7 @@ def run(
     check_device(on)
     machine = this_machine(on)
     told = {"hours": hours, "clusters": clusters, "size": size, "mix": mix, "recipe": recipe, "seed": seed}
+    told["format"] = format_
     asked = Asked(**{name: value for name, value in told.items() if value is not None})
     begun = read_run(place)
     wishes = [] if begun is None else others(begun, told)

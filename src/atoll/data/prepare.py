@@ -18,6 +18,7 @@ from ..artifacts import STATE, Artifact, ArtifactWriter, Store, UserError, canon
 from ..executor import WORKERS_PER_GPU, Executor
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import best_extractor, extractor_id
+from ..plugins import loaded_plugins
 from .earlier import KIND, already_there, begin, chosen_before, digest_of
 from .encode import Encoders, EncodeTask, NormalizeTask, encode, latent_space, normalize
 from .gather import GatherTask, gather, read_rejects, read_table
@@ -180,7 +181,8 @@ def prepare(
             "rejected": rejected,
         }
         parents = {} if old is None else {"data": old.artifact.digest}
-        return draft.commit(config=result, parents=parents, written=written)
+        provenance = {"plugins": loaded_plugins()}
+        return draft.commit(config=result, parents=parents, written=written, provenance=provenance)
 
 
 def check_device(device: str) -> None:

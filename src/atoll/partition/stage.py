@@ -21,6 +21,7 @@ from ..data.shards import ShardSet, read_shard
 from ..data.space import LatentConfig
 from ..executor import Executor
 from ..models.autoencoders import load_autoencoder
+from ..plugins import loaded_plugins
 from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
 from .config import PartitionConfig
 from .layout import OldPartition, write_clusters
@@ -105,7 +106,10 @@ def partition(
             told=[lines_about(each) for each in told],
             sheets=draft.folder / "sheets",
         )
-        return draft.commit(config=settings, parents=parents, license=parent.manifest.license, written=written)
+        provenance = {"plugins": loaded_plugins()}
+        return draft.commit(
+            config=settings, parents=parents, license=parent.manifest.license, written=written, provenance=provenance
+        )
 
 
 # A rule is what centroids.safetensors holds: all that is needed to assign any sample, now or later.

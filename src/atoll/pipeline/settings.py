@@ -32,6 +32,7 @@ class Asked(BaseModel):
     mix: str | None = None
     recipe: str | None = None
     seed: int = 0
+    format: str | None = None
 
 
 class Painting(BaseModel):

@@ -60,10 +60,12 @@ def with_enough_unseen(prepare: PrepareConfig, images: int, clusters: int) -> Pr
     return prepare if share <= prepare.holdout else prepare.model_copy(update={"holdout": share})
 
 
-def prepare_settings(source: str, size: int | None) -> PrepareConfig:
+def prepare_settings(source: str, size: int | None, format: str | None = None) -> PrepareConfig:
     """How to prepare: of a folder whose images all lie in folders, these are the classes."""
-    origin = open_source(source)
-    how = SourceConfig(labels="folder") if origin.class_folders else SourceConfig()
+    how = SourceConfig(format=format)
+    origin = open_source(source, how)
+    if origin.class_folders:
+        how = how.model_copy(update={"labels": "folder"})
     autoencoder = transform_for(origin.channels, size or origin.default_size)
     return PrepareConfig(source=how, size=size, autoencoder=autoencoder)
 
@@ -97,7 +99,7 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
 
     Where nobody says how many experts there are to be, they are fewer where each would learn too little in the time.
     """
-    prepare = prepare_settings(source, asked.size)
+    prepare = prepare_settings(source, asked.size, asked.format)
     look = look_at(source, prepare)
     most = clusters_for(source, asked, look.images)
     fewest = 2 if asked.clusters is None and asked.mix is None else most

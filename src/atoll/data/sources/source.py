@@ -212,7 +212,7 @@ def most_frequent(place: str, files: Files) -> type[Source]:
             f"source {place}: {counts[chosen]:,} files are read as {names[chosen]}; left out: {left_out} files; "
             f"--format {names[others[0]]} reads those instead",
             AtollWarning,
-            stacklevel=3,
+            stacklevel=1,  # one place: printed once
         )
     return SOURCES[names[chosen]]
 

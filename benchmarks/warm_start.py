@@ -39,7 +39,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atoll.convert.time_conversion import ImportedNetwork
+from atoll.convert.imported import ImportedNetwork
 from atoll.convert.warm_start import warm_start
 from atoll.data.stream import sample_order
 from atoll.models.dit import DiT, DiTConfig
@@ -309,11 +309,11 @@ def starts(plan: Plan, old: ImportedNetwork, seed: int) -> dict[str, ImportedNet
 
     fresh = DiT(single, seeded()).state_dict()
     trunk = {k: v for k, v in old.weights.items() if k.startswith("patches") or ".attention." in k or ".mlp." in k}
-    untimed, _ = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=seeded(), fit_time=False)
-    fitted, report = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=seeded())
-    bridge, _ = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=seeded())
-    unchanged, _ = warm_start(old, classic, DDPM.schedule, DDPM.kind, generator=seeded())
-    residuals = {entry.key: round(entry.residual, 3) for entry in report.entries if entry.residual is not None}
+    untimed = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=seeded(), fit_time=False)
+    fitted = warm_start(old, single, FLOW.schedule, FLOW.kind, generator=seeded())
+    bridge = warm_start(old, single, DDPM.schedule, DDPM.kind, generator=seeded())
+    unchanged = warm_start(old, classic, DDPM.schedule, DDPM.kind, generator=seeded())
+    residuals = {key: round(fate.residual, 3) for key, fate in fitted.fates.items() if fate.residual is not None}
     print(f"residuals of the fit: {residuals}")
     return {
         "random": ImportedNetwork(single, fresh, FLOW.schedule, FLOW.kind),

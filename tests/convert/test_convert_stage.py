@@ -51,7 +51,7 @@ def save(folder: Path, form: Form) -> Path:
 
 def run(folder: Path, form: Form, out: str = "expert", target: Target | None = None):  # type: ignore[no-untyped-def]
     source = read_source(save(folder, form), form, heads=2, license="MIT" if form == "diffusers" else None)
-    config = source.config if target is None else target.architecture
+    config = source.network.config if target is None else target.architecture
     encoder = "t5:tiny" if config.condition == "tokens" else None
     latent, text = own_spaces(source, config, autoencoder=None, latent_scale=None, text_encoder=encoder)
     return convert(source, folder / out, latent=latent, text=text, target=target)
@@ -95,7 +95,7 @@ def test_every_form_becomes_an_expert(tmp_path: Path, form: Form) -> None:
     licenses = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0", "diffusers": "MIT"}
     assert Artifact.open(tmp_path / "expert").manifest.license == licenses[form]
     stored = json.loads((tmp_path / "expert" / "conversion.json").read_bytes())["keys"]
-    assert stored == json.loads(json.dumps(done.report.as_json()))
+    assert stored == json.loads(json.dumps(done.network.report()))
     keys = [entry["key"] for entry in stored if entry["key"]]
     assert sorted(keys) == sorted(expert.network.state_dict())
 
@@ -135,7 +135,7 @@ def test_a_bridged_warm_start_keeps_schedule_kind_and_final_layer(tmp_path: Path
     target = Target(architecture=config, schedule=LinearFlow(), kind=Kind.VELOCITY, final="bridge")
     done = run(tmp_path, "dit", target=target)
     assert (done.card.schedule, done.card.kind) == (DDPMBetas("linear"), Kind.EPSILON)
-    how = {entry.key: entry.how for entry in done.report.entries}
+    how = {key: fate.how for key, fate in done.network.fates.items()}
     assert how["head.project.weight"] == "derived", "the variance half is dropped, the rest is kept"
     assert how["conditioning.time.leave.weight"] == "kept"
 
@@ -147,7 +147,7 @@ def test_export_and_back_is_the_same_expert(tmp_path: Path, form: Form) -> None:
     expert = load_expert(tmp_path / "expert")
     export(expert, tmp_path / "exported")
     source = read_source(tmp_path / "exported", "diffusers")
-    latent, text = own_spaces(source, source.config, autoencoder=None, latent_scale=None, text_encoder=None)
+    latent, text = own_spaces(source, source.network.config, autoencoder=None, latent_scale=None, text_encoder=None)
     back = convert(source, tmp_path / "back", latent=latent, text=text)
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("expert", "back"))
     assert old.keys() == new.keys()
@@ -184,11 +184,13 @@ def test_diffusers_loads_what_we_export(tmp_path: Path) -> None:
 def test_a_diffusers_pixart_without_a_null_caption_says_so(tmp_path: Path) -> None:
     save_diffusers(diffusers_pixart(out_channels=4), tmp_path / "theirs")
     source = read_source(tmp_path / "theirs", "diffusers", license="Apache-2.0")
-    latent, text = own_spaces(source, source.config, autoencoder=None, latent_scale=None, text_encoder="t5:tiny")
+    latent, text = own_spaces(
+        source, source.network.config, autoencoder=None, latent_scale=None, text_encoder="t5:tiny"
+    )
     done = convert(source, tmp_path / "expert", latent=latent, text=text)
-    entry = next(e for e in done.report.entries if e.key == "conditioning.null_text")
-    assert entry.how == "re-initialised"
-    assert "--null-text" in entry.note
+    fate = done.network.fates["conditioning.null_text"]
+    assert fate.how == "re-initialized"
+    assert "--null-text" in fate.note
 
 
 def test_what_diffusers_cannot_hold_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def native(folder: Path, config: DiTConfig, schedule: AnySchedule, kind: Kind, t
 def foreign(folder: Path, form: str) -> Path:
     torch.save(official_dit(), folder.with_suffix(".pt"))
     source = read_source(folder.with_suffix(".pt"), form, heads=2)  # type: ignore[arg-type]
-    latent, text = own_spaces(source, source.config, autoencoder=None, latent_scale=None, text_encoder=None)
+    latent, text = own_spaces(source, source.network.config, autoencoder=None, latent_scale=None, text_encoder=None)
     convert(source, folder, latent=latent, text=text)
     return folder
 

@@ -59,7 +59,7 @@ def test_a_pickle_with_code_does_not_run(tmp_path: Path, wrap: Callable[[Trap], 
 
 def test_a_namespace_is_the_one_class_let_in(tmp_path: Path) -> None:
     torch.save({"ema": official_dit(), "args": argparse.Namespace(lr=1e-4)}, tmp_path / "good.pt")
-    assert read_source(tmp_path / "good.pt", "dit", heads=2).config.depth == 3
+    assert read_source(tmp_path / "good.pt", "dit", heads=2).network.config.depth == 3
     torch.save({"ema": official_dit(), "args": Fraction(1, 3)}, tmp_path / "bad.pt")
     assert "holds more than tensors" in refuse(tmp_path / "bad.pt")
 
@@ -216,8 +216,8 @@ def test_fuzzed_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
         except UserError as error:
             refused += str(error).count("\n") == 0
         else:
-            assert source.config.width == 16
-            assert all(bool(torch.isfinite(v).all()) for v in source.imported.weights.values())
+            assert source.network.config.width == 16
+            assert all(bool(torch.isfinite(v).all()) for v in source.network.weights.values())
     assert refused > 20, "the damage must matter for this to be a test"
 
 

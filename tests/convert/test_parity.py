@@ -25,7 +25,7 @@ from atoll.artifacts import UserError
 from atoll.convert.layouts import Layout, export_weights, import_weights
 from atoll.convert.source import read_source
 from atoll.models.dit import DiTConfig
-from atoll.process import Condition
+from atoll.process import Condition, Kind, LinearFlow
 
 STEPS = torch.tensor([0.0, 1.0, 500.0, 998.0, 999.0])
 
@@ -45,8 +45,8 @@ def labels() -> Tensor:
 def test_diffusers_dit_in(tmp_path: Path, x: Tensor, labels: Tensor, patch: int) -> None:
     theirs = diffusers_dit(patch_size=patch)
     source = read_source(save_diffusers(theirs, tmp_path), "diffusers", license="MIT")
-    ours = network(source.config, source.imported.weights)
-    expected = theirs(x, timestep=STEPS, class_labels=labels).sample
+    ours = network(source.network.config, source.network.weights)
+    expected = theirs(x, timestep=STEPS, class_labels=labels).sample[:, :4]  # the rest is the variance
     condition = Condition(labels=labels, dropped=labels == CLASSES)
     assert expected.std() > 0.1
     torch.testing.assert_close(ours(x, STEPS, condition), expected, atol=1e-5, rtol=1e-5)
@@ -78,10 +78,10 @@ def test_diffusers_pixart_in(tmp_path: Path, x: Tensor, interpolation_scale: int
     source = read_source(save_diffusers(theirs, tmp_path), "diffusers", license="MIT")
     tokens, mask = text()
     # a diffusers folder holds no null caption, which also says how long captions are
-    weights = dict(source.imported.weights, **{"conditioning.null_text": torch.zeros(120, 24)})
+    weights = dict(source.network.weights, **{"conditioning.null_text": torch.zeros(120, 24)})
     tokens, mask = (torch.nn.functional.pad(v, (0, 0, 0, 114) if v.ndim == 3 else (0, 114)) for v in (tokens, mask))
-    ours = network(source.config, weights)
-    expected = theirs(x, tokens, timestep=STEPS, encoder_attention_mask=mask).sample
+    ours = network(source.network.config, weights)
+    expected = theirs(x, tokens, timestep=STEPS, encoder_attention_mask=mask).sample[:, :4]
     torch.testing.assert_close(ours(x, STEPS, Condition(tokens=tokens, mask=mask)), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -106,10 +106,10 @@ def test_official_dit(tmp_path: Path, x: Tensor, labels: Tensor) -> None:
     state = official_dit()
     torch.save({"ema": state, "model": {k: torch.zeros_like(v) for k, v in state.items()}}, tmp_path / "dit.pt")
     source = read_source(tmp_path / "dit.pt", "dit", heads=2)
-    assert source.config.latent == (4, SIDE, SIDE)
-    assert source.config.positions == "sincos", "the stored table is the fixed one"
-    ours = network(source.config, source.imported.weights)
-    expected = official_forward(state, x, STEPS, labels, heads=2)
+    assert source.network.config.latent == (4, SIDE, SIDE)
+    assert source.network.config.positions == "sincos", "the stored table is the fixed one"
+    ours = network(source.network.config, source.network.weights)
+    expected = official_forward(state, x, STEPS, labels, heads=2)[:, :4]
     assert expected.std() > 0.1
     found = ours(x, STEPS, Condition(labels=labels, dropped=labels == CLASSES))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -121,10 +121,10 @@ def test_a_table_of_other_positions_is_kept_as_weights(tmp_path: Path, x: Tensor
     state["pos_embed"] = state["pos_embed"] + 0.1 * torch.randn_like(state["pos_embed"])
     torch.save(state, tmp_path / "dit.pt")
     source = read_source(tmp_path / "dit.pt", "dit", heads=2)
-    assert source.config.positions == "learned"
-    ours = network(source.config, source.imported.weights)
+    assert source.network.config.positions == "learned"
+    ours = network(source.network.config, source.network.weights)
     found = ours(x, STEPS, Condition(labels=labels, dropped=labels == CLASSES))
-    torch.testing.assert_close(found, official_forward(state, x, STEPS, labels, 2), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, official_forward(state, x, STEPS, labels, 2)[:, :4], atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
@@ -132,14 +132,16 @@ def test_official_pixart_is_diffusers_pixart(tmp_path: Path, x: Tensor) -> None:
     """Official keys -> ours -> diffusers' names: diffusers' own class gives our answer."""
     torch.save({"state_dict": official_pixart()}, tmp_path / "pixart.pth")
     source = read_source(tmp_path / "pixart.pth", "pixart", heads=2)
-    ours = network(source.config, source.imported.weights)
-    theirs = diffusers_pixart()
-    theirs.load_state_dict(export_weights("diffusers-pixart", source.config, source.imported.weights), strict=True)
+    ours = network(source.network.config, source.network.weights)
+    theirs = diffusers_pixart(out_channels=4)
+    theirs.load_state_dict(
+        export_weights("diffusers-pixart", source.network.config, source.network.weights), strict=True
+    )
     tokens, mask = text()
     expected = theirs(x, tokens, timestep=STEPS, encoder_attention_mask=mask).sample
     torch.testing.assert_close(ours(x, STEPS, Condition(tokens=tokens, mask=mask)), expected, atol=1e-5, rtol=1e-5)
     # and dropping the caption reads the checkpoint's own null caption
-    null = source.imported.weights["conditioning.null_text"].expand(len(x), -1, -1)
+    null = source.network.weights["conditioning.null_text"].expand(len(x), -1, -1)
     expected = theirs(x, null, timestep=STEPS).sample
     found = ours(x, STEPS, Condition(tokens=tokens, mask=mask).null())
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -157,7 +159,8 @@ def test_every_layout_is_a_bijection(layout: Layout) -> None:
     weights = random_network(config).state_dict()
     if layout == "diffusers-pixart":
         del weights["conditioning.null_text"]
-    back = import_weights(layout, config, export_weights(layout, config, weights), "test")
+    foreign = export_weights(layout, config, weights)
+    back = import_weights(layout, config, LinearFlow(), Kind.VELOCITY, foreign, "test")
     assert back.weights.keys() == weights.keys()
     assert all(torch.equal(back.weights[name], weights[name]) for name in weights)
     assert not back.dropped
@@ -174,8 +177,8 @@ def test_folders_of_older_diffusers_read_the_same(tmp_path: Path, make) -> None:
     torch.save(load_file(weights), weights.with_suffix(".bin"))
     weights.unlink()
     old = read_source(folder, "diffusers", license="MIT")
-    assert old.config == new.config
-    assert all(torch.equal(old.imported.weights[k], v) for k, v in new.imported.weights.items())
+    assert old.network.config == new.network.config
+    assert all(torch.equal(old.network.weights[k], v) for k, v in new.network.weights.items())
 
 
 def test_untied_embedders_are_refused(tmp_path: Path) -> None:

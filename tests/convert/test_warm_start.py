@@ -10,9 +10,9 @@ import torch
 from foreign import CLASSES, SIDE, network, official_dit, official_forward, randomize
 from torch import Tensor
 
+from atoll.convert.imported import ImportedNetwork
 from atoll.convert.layouts import import_weights
-from atoll.convert.report import Report
-from atoll.convert.time_conversion import ImportedNetwork, keep_mean, reverse_time
+from atoll.convert.time_conversion import keep_mean, reverse_time
 from atoll.convert.warm_start import FIT_TIMES, matched_time, warm_start
 from atoll.models.dit import DiT, DiTConfig, time_frequencies
 from atoll.process import Condition, DDPMBetas, Kind, LinearFlow
@@ -62,8 +62,8 @@ def seed() -> torch.Generator:
 
 def test_the_same_network_and_objective_is_a_copy() -> None:
     old = trained(CLASSIC)
-    new, report = warm_start(old, CLASSIC, *DDPM, generator=seed(), keep_labels=True)
-    assert report.count() == {"kept": len(old.weights)}
+    new = warm_start(old, CLASSIC, *DDPM, generator=seed(), keep_labels=True)
+    assert new.count() == {"kept": len(old.weights)}
     assert all(torch.equal(new.weights[k], old.weights[k]) for k in old.weights)
 
 
@@ -73,10 +73,10 @@ def test_another_condition_starts_as_the_unconditional_network(x: Tensor, t: Ten
     old = trained(CLASSIC)
     extra = {"none": {}, "words": {"vocabulary": 9}, "pooled": {"text_width": 12}}[condition]
     config = replace(CLASSIC, condition=condition, classes=None, **extra)
-    new, report = warm_start(old, config, *DDPM, generator=seed())
+    new = warm_start(old, config, *DDPM, generator=seed())
     found, expected = null_call(config, new.weights, x, t), null_call(CLASSIC, old.weights, x, t)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-    assert any(e.how == "dropped" and "labels" in e.source[0] for e in report.entries)
+    assert "null row lives on" in new.dropped["conditioning.labels.weight"]
 
 
 @pytest.mark.parametrize("classes", [5, CLASSES])
@@ -84,7 +84,7 @@ def test_other_classes_start_as_the_null_label(x: Tensor, t: Tensor, classes: in
     """Even if there are just as many: label 3 of other data means something else."""
     old = trained(CLASSIC)
     config = replace(CLASSIC, classes=classes)
-    new, _ = warm_start(old, config, *DDPM, generator=seed())
+    new = warm_start(old, config, *DDPM, generator=seed())
     expected = null_call(CLASSIC, old.weights, x, t)
     with torch.inference_mode():
         found = network(config, new.weights)(x, 999 * t, Condition(labels=torch.tensor([0, 1, 2, 3, 4, 0])))
@@ -94,9 +94,9 @@ def test_other_classes_start_as_the_null_label(x: Tensor, t: Tensor, classes: in
 def test_single_to_classic_blocks_are_exact(x: Tensor, t: Tensor) -> None:
     """Only the head's modulation is fitted; on a smooth curve of t the fit is close."""
     old = trained(SINGLE)
-    new, report = warm_start(old, CLASSIC, *DDPM, generator=seed())
-    assert {e.key.split(".")[0] for e in report.entries if e.how == "fitted" and e.key} == {"head"}
-    fitted = max(e.residual for e in report.entries if e.residual is not None)
+    new = warm_start(old, CLASSIC, *DDPM, generator=seed())
+    assert {key.split(".")[0] for key, fate in new.fates.items() if fate.how == "fitted"} == {"head"}
+    fitted = max(fate.residual for fate in new.fates.values() if fate.residual is not None)
     assert fitted < 0.02
     found, expected = null_call(CLASSIC, new.weights, x, t), null_call(SINGLE, old.weights, x, t)
     assert (found - expected).norm() / expected.norm() < 0.05
@@ -107,8 +107,8 @@ def test_classic_to_single_is_exact_where_an_exact_answer_exists(x: Tensor, t: T
     old = trained(CLASSIC)
     shared = old.weights["blocks.0.modulation.weight"]
     weights = dict(old.weights, **{f"blocks.{i}.modulation.weight": shared for i in range(CLASSIC.depth)})
-    new, report = warm_start(replace(old, weights=weights), SINGLE, *DDPM, generator=seed(), keep_labels=True)
-    residuals = {e.key: e.residual for e in report.entries if e.how == "fitted"}
+    new = warm_start(replace(old, weights=weights), SINGLE, *DDPM, generator=seed(), keep_labels=True)
+    residuals = {key: fate.residual for key, fate in new.fates.items() if fate.how == "fitted"}
     assert max(residuals[f"blocks.{i}.table"] for i in range(CLASSIC.depth)) < 1e-6
     for i in range(CLASSIC.depth):
         bias = new.weights["conditioning.modulation.bias"] + new.weights[f"blocks.{i}.table"].flatten()
@@ -118,8 +118,8 @@ def test_classic_to_single_is_exact_where_an_exact_answer_exists(x: Tensor, t: T
 def test_classic_to_single_beats_throwing_the_modulation_away(x: Tensor, t: Tensor) -> None:
     """With the old projection in place, the fitted network answers nearer to the old one than fresh modulation."""
     old = trained(CLASSIC)
-    new, report = warm_start(old, SINGLE, *DDPM, generator=seed())
-    residuals = {e.key: e.residual for e in report.entries if e.residual is not None}
+    new = warm_start(old, SINGLE, *DDPM, generator=seed())
+    residuals = {key: fate.residual for key, fate in new.fates.items() if fate.residual is not None}
     assert all(0.0 < residuals[f"blocks.{i}.table"] < 1.0 for i in range(CLASSIC.depth))
     fresh = DiT(SINGLE, seed()).state_dict()
     thrown_away = {k: (fresh if "modulation" in k or k.endswith("table") else new.weights)[k] for k in fresh}
@@ -135,43 +135,42 @@ def test_a_free_conditioning_vector_serves_the_head(x: Tensor, t: Tensor) -> Non
         old.weights[key].mul_(0.3)  # trained heads move little
     residuals = {}
     for keep in (False, True):
-        _, report = warm_start(old, SINGLE, *DDPM, generator=seed(), keep_labels=keep)
-        residuals[keep] = next(e.residual for e in report.entries if e.key == "head.table")
+        new = warm_start(old, SINGLE, *DDPM, generator=seed(), keep_labels=keep)
+        residuals[keep] = new.fates["head.table"].residual
     assert residuals[False] < 0.5 * residuals[True]
 
 
 def test_a_new_schedule_keeps_the_meaning_of_time(x: Tensor, t: Tensor) -> None:
     """DDPM to flow: the trunk sees, at flow time t, the embedding of the DDPM step of equal signal-to-noise."""
     old = trained(CLASSIC)
-    new, report = warm_start(old, CLASSIC, *FLOW, generator=seed())
+    new = warm_start(old, CLASSIC, *FLOW, generator=seed())
     # the head is zero now; lend it the old projection to look at the trunk
     weights = {k: (old.weights if k.startswith("head.project") else new.weights)[k] for k in new.weights}
     found = null_call(CLASSIC, weights, x, t)
     expected = null_call(CLASSIC, old.weights, x, matched_time(LinearFlow(), DDPMBetas("linear"), t))
     naive = null_call(CLASSIC, old.weights, x, t)
     assert (found - expected).norm() < 0.1 * (naive - expected).norm()
-    how = {e.key: e.how for e in report.entries}
+    how = {key: fate.how for key, fate in new.fates.items()}
     assert how["conditioning.time.leave.weight"] == "fitted"
-    assert how["head.project.weight"] == "re-initialised"
+    assert how["head.project.weight"] == "re-initialized"
     assert not new.weights["head.project.weight"].any()
 
 
 def test_hddm_keeps_the_time_embedder() -> None:
     old = trained(CLASSIC)
-    _, report = warm_start(old, CLASSIC, *FLOW, generator=seed(), fit_time=False, keep_labels=True)
-    changed = {e.key for e in report.entries if e.how not in ("kept", "dropped")}
+    new = warm_start(old, CLASSIC, *FLOW, generator=seed(), fit_time=False, keep_labels=True)
+    changed = {key for key, fate in new.fates.items() if fate.how != "kept"}
     assert changed == {"head.project.weight", "head.project.bias"}
 
 
 def test_imagenet_ddpm_to_text_flow(x: Tensor, t: Tensor) -> None:
     """HDDM's own conversion: classic labels DDPM to AdaLN-Single text flow. Every key is in the report once."""
     old = trained(CLASSIC)
-    new, report = warm_start(old, TEXT, *FLOW, generator=seed())
-    keys = [e.key for e in report.entries if e.key is not None]
-    assert sorted(keys) == sorted(DiT(TEXT).state_dict())
-    assert report.count().keys() == {"kept", "fitted", "re-initialised", "dropped"}
+    new = warm_start(old, TEXT, *FLOW, generator=seed())
+    assert new.fates.keys() == DiT(TEXT).state_dict().keys()
+    assert new.count().keys() == {"kept", "fitted", "re-initialized", "dropped"}
     assert not null_call(TEXT, new.weights, x, t).any(), "the final layer is new, so the first answer is zero"
-    printed = report.rows()
+    printed = new.rows()
     assert any(row[0] == "blocks.*.attention.qkv.weight x3" and row[2] == "kept" for row in printed)
 
 
@@ -183,7 +182,7 @@ def test_another_trunk_is_refused(change: dict[str, int]) -> None:
 
 
 def test_a_warm_start_is_deterministic() -> None:
-    first, second = (warm_start(trained(CLASSIC), TEXT, *FLOW, generator=seed())[0] for _ in range(2))
+    first, second = (warm_start(trained(CLASSIC), TEXT, *FLOW, generator=seed()) for _ in range(2))
     assert all(torch.equal(first.weights[k], second.weights[k]) for k in first.weights)
 
 
@@ -192,9 +191,7 @@ def test_sit_turned_around(x: Tensor, t: Tensor) -> None:
     """SiT runs from noise at 0 to data at 1 and answers x0 - eps; ours from data to noise and eps - x0."""
     state = official_dit()
     config = replace(CLASSIC, out_channels=8, time_scale=1.0)
-    old = ImportedNetwork(config, import_weights("dit", config, state, "test").weights, *FLOW)
-    report = Report()
-    new = keep_mean(reverse_time(old, report), report)
+    new = keep_mean(reverse_time(import_weights("dit", config, *FLOW, state, "test")))
     labels = torch.arange(B)
     found = network(new.config, dict(new.weights))(x, t, Condition(labels=labels))
     expected = -official_forward(state, x, (1.0 - t).float(), labels, heads=2)[:, :4]

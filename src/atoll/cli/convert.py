@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from ..artifacts import UserError
 from ..convert import expert as stage
-from ..convert.report import MEANING, Report
+from ..convert.imported import MEANING, ImportedNetwork
 from ..convert.source import Source, read_source
 from ..data.space import LatentConfig, TextConfig
 from ..islands.order import read_order
@@ -82,12 +82,12 @@ def convert(
     read = read_source(source, form, heads=heads, latent=shape, license=license, null_text=null_text)  # type: ignore[arg-type]
     target, spaces = _target(read, order, objective, variant, text, text_length, classes, final, keep_labels, seed)
     if spaces is None:
-        config = read.config if target is None else target.architecture
+        config = read.network.config if target is None else target.architecture
         spaces = stage.own_spaces(
             read, config, autoencoder=autoencoder, latent_scale=latent_scale, text_encoder=text_encoder
         )
     done = stage.convert(read, out, latent=spaces[0], text=spaces[1], target=target)
-    print_report(done.report)
+    print_report(done.network)
     if read.non_commercial:
         console.print(f"[bold yellow]non-commercial:[/] the source is under {read.license}, and so is this expert")
     what = "warm start" if target is not None else "expert"
@@ -130,9 +130,11 @@ def _target(
         return None, None
     else:
         spaces = None
-        schedule, kind = (source.schedule, source.kind) if objective is None else stage.parse_objective(objective)
+        schedule, kind = (
+            (source.network.schedule, source.network.kind) if objective is None else stage.parse_objective(objective)
+        )
         try:
-            architecture = replace(source.config, out_channels=None, **changes)
+            architecture = replace(source.network.config, **changes)
         except ValueError as error:
             raise UserError(f"warm start: {error}") from error
     target = stage.Target(
@@ -141,11 +143,11 @@ def _target(
     return target, spaces
 
 
-def print_report(report: Report) -> None:
+def print_report(network: ImportedNetwork) -> None:
     """Every key once; the same fate in every block on one line. The whole of it is in conversion.json."""
-    for row in report.rows():
+    for row in network.rows():
         key, source, how, note = map(escape, row)  # names come from a stranger's file
         line = f"[bold]{how:14s}[/] {key} <- {source}" if source != "-" else f"[bold]{how:14s}[/] {key}"
         console.print(f"{line}  [dim]{note}[/]", soft_wrap=True, highlight=False)
-    for how, count in report.count().items():
+    for how, count in network.count().items():
         console.print(f"{count:4d} {how}: {MEANING[how]}", soft_wrap=True, highlight=False)

@@ -1,9 +1,9 @@
-"""Read a stranger's weights without running a stranger's code.
+"""Read untrusted weights without running untrusted code.
 
-A `.pt` file is a zip that holds a pickle. torch's `weights_only` unpickler builds tensors and plain containers
-and nothing else; argparse.Namespace, which DiT's own training checkpoints hold, is the one class let in. Before
-it runs, the zip is checked: entries are stored, not compressed, so that no small file can unfold into a large
-one. After it, every tensor must own as many bytes as it claims.
+A `.pt` file is a zip that holds a pickle. torch's `weights_only` unpickler builds tensors and plain containers only;
+argparse.Namespace, which DiT's training checkpoints hold, is the one class added. Before it runs, the zip is checked:
+entries must be stored, not compressed, so that no small file unfolds into a large one. After it, every tensor must own
+the bytes it claims.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..artifacts import UserError
+from ..artifacts import UserError, sanitize
 
 # where training code puts the weights inside a checkpoint; the average comes first, it is the better network
 CONTAINERS = ("ema", "state_dict_ema", "state_dict", "model")
@@ -32,77 +31,53 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The named tensors of a `.pt`, `.pth`, `.bin` or `.safetensors` file, checked, on the CPU."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a checkpoint (.pt, .pth, .safetensors) or a diffusers folder")
-    loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    return check_tensors(_unwrap(loaded, path), path)
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (SafetensorError, ValueError, OSError, MemoryError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({_line(error)}); get it again") from error
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise UserError(
-            f"{path}: not a complete torch checkpoint ({_line(error)}); get it again, or save it again with torch.save"
-        ) from error
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise UserError(f"{path}: holds compressed entries, which torch.save never writes; refused")
-    if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise UserError(f"{path}: claims to hold more bytes than it has; refused")
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=False)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{path}: holds more than tensors ({_line(error)}); refused, ask for a safetensors file"
-        ) from error
-    except Exception as error:  # a hostile pickle can raise anything from the unpickler
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {_line(error)}); get it again") from error
-
-
-def _unwrap(loaded: Any, path: Path) -> Mapping[str, Any]:
-    for name in CONTAINERS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
-            loaded = loaded[name]
-            break
-    if not isinstance(loaded, Mapping) or not loaded:
+        found = load_file(path) if path.suffix == ".safetensors" else _load_torch(path)
+    except Exception as error:  # a hostile file can raise anything from its reader
+        why = "holds more than tensors" if isinstance(error, pickle.UnpicklingError) else "cannot be read"
+        raise UserError(f"{path}: {why} ({_line(error)}); get it again, or save it as safetensors") from error
+    if isinstance(found, Mapping):
+        found = next((found[name] for name in CONTAINERS if isinstance(found.get(name), Mapping)), found)
+    if not isinstance(found, Mapping) or not found:
         raise UserError(f"{path}: holds no table of named tensors; give a state dict saved with torch.save")
-    return loaded
-
-
-def check_tensors(found: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
-    """Refuse what is not a plain table of finite dense tensors that own the bytes they claim."""
     if len(found) > MOST_TENSORS:
-        raise UserError(f"{path}: holds {len(found):,} tensors, more than any network we read; refused")
-    tensors: dict[str, Tensor] = {}
+        raise UserError(f"{path}: holds {len(found):,} tensors, at most {MOST_TENSORS:,} are read; refused")
     for name, value in found.items():
-        shown = f"{path}: entry {str(name)[:80]!r}"
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise UserError(f"{shown} is a {type(value).__name__}, not a tensor; give a plain state dict")
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_complex():
-            raise UserError(f"{shown} is not an ordinary dense tensor; save it again as float32")
-        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise UserError(f"{shown} claims {value.numel():,} values but holds fewer; refused")
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise UserError(f"{shown} holds values that are not finite; the checkpoint is broken, use another one")
-        tensors[name.removeprefix("module.")] = value.detach()
-    return tensors
+        if (wrong := fault(name, value)) is not None:
+            raise UserError(f"{path}: entry {sanitize(str(name), 80)!r} {wrong}; give a plain, sound state dict")
+    return {name.removeprefix("module."): value.detach() for name, value in found.items()}
+
+
+def _load_torch(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError("holds compressed entries, which torch.save never writes")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise ValueError("claims to hold more bytes than it has")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+
+
+def fault(name: object, value: object) -> str | None:
+    """What keeps an entry from being a named, finite, dense tensor that owns the bytes it claims."""
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}, not a tensor"
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_complex():
+        return "is not an ordinary dense tensor"
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        return f"claims {value.numel():,} values but holds fewer"
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        return "holds values that are not finite"
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object written by somebody else."""
+    """A JSON object of an untrusted file."""
     try:
         value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: file is missing; give a complete diffusers folder") from error
     except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({_line(error)}); get it again") from error
+        raise UserError(f"{path}: cannot be read as JSON ({_line(error)}); get it again") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a JSON object, got a {type(value).__name__}; get it again")
     return value
@@ -110,5 +85,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _line(error: BaseException) -> str:
     """The first line of an error, short enough to print."""
-    text = str(error).strip().splitlines()
-    return text[0][:160] if text else type(error).__name__
+    return sanitize(next(iter(str(error).strip().splitlines()), type(error).__name__), 160)

@@ -1,15 +1,16 @@
-"""Foreign weight layouts, each one table that is read in both directions.
+"""Foreign weight layouts, each a table that is read in both directions.
 
-A `Pair` says which foreign tensors make one of ours: put one under the other along the first axis (q, k and v
-are one matrix here), then reshaped (a patch convolution is a linear map of the flattened patch). Splitting and
-reshaping back is exact, so import followed by export gives the same bits. `tied` names foreign tensors that
-must be copies: diffusers' DiT keeps a time and label embedder in every block.
+A table maps a layer or tensor of ours to foreign ones. `*` is the number of a block. Several foreign names are put one
+under the other along the first axis (q, k and v are one matrix here), then reshaped (a patch convolution is a linear
+map of the flattened patch). A `*` on their side alone means that every block holds a copy, and copies must be equal:
+diffusers' DiT keeps a time and label embedder in every block. Splitting and reshaping back is exact, so import followed
+by export gives the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,145 +18,114 @@ from torch import Tensor
 
 from ..artifacts import UserError
 from ..models.dit import DiT, DiTConfig
+from ..models.shapes import as_shapes
+from ..process import AnySchedule, Kind
+from .imported import Fate, ImportedNetwork
 
 Layout = Literal["dit", "pixart", "diffusers-dit", "diffusers-pixart"]
+
+OFFICIAL = {
+    "patches.project": "x_embedder.proj",
+    "conditioning.time.enter": "t_embedder.mlp.0",
+    "conditioning.time.leave": "t_embedder.mlp.2",
+    "blocks.*.attention.qkv": "blocks.*.attn.qkv",
+    "blocks.*.attention.out": "blocks.*.attn.proj",
+    "blocks.*.mlp.enter": "blocks.*.mlp.fc1",
+    "blocks.*.mlp.leave": "blocks.*.mlp.fc2",
+    "head.project": "final_layer.linear",
+}
+DIFFUSERS = {
+    "patches.project": "pos_embed.proj",
+    "blocks.*.attention.qkv": " ".join(f"transformer_blocks.*.attn1.to_{part}" for part in "qkv"),
+    "blocks.*.attention.out": "transformer_blocks.*.attn1.to_out.0",
+    "blocks.*.mlp.enter": "transformer_blocks.*.ff.net.0.proj",
+    "blocks.*.mlp.leave": "transformer_blocks.*.ff.net.2",
+}
+LAYOUTS: dict[Layout, dict[str, str]] = {
+    "dit": {  # facebookresearch/DiT and willisma/SiT
+        **OFFICIAL,
+        "conditioning.labels.weight": "y_embedder.embedding_table.weight",
+        "blocks.*.modulation": "blocks.*.adaLN_modulation.1",
+        "head.modulation": "final_layer.adaLN_modulation.1",
+    },
+    "pixart": {  # PixArt-alpha/PixArt-alpha
+        **OFFICIAL,
+        "conditioning.modulation": "t_block.1",
+        "conditioning.text.enter": "y_embedder.y_proj.fc1",
+        "conditioning.text.leave": "y_embedder.y_proj.fc2",
+        "conditioning.null_text": "y_embedder.y_embedding",
+        "blocks.*.table": "blocks.*.scale_shift_table",
+        "blocks.*.cross.q": "blocks.*.cross_attn.q_linear",
+        "blocks.*.cross.kv": "blocks.*.cross_attn.kv_linear",
+        "blocks.*.cross.out": "blocks.*.cross_attn.proj",
+        "head.table": "final_layer.scale_shift_table",
+    },
+    "diffusers-dit": {  # DiTTransformer2DModel
+        **DIFFUSERS,
+        "conditioning.time.enter": "transformer_blocks.*.norm1.emb.timestep_embedder.linear_1",
+        "conditioning.time.leave": "transformer_blocks.*.norm1.emb.timestep_embedder.linear_2",
+        "conditioning.labels.weight": "transformer_blocks.*.norm1.emb.class_embedder.embedding_table.weight",
+        "blocks.*.modulation": "transformer_blocks.*.norm1.linear",
+        "head.modulation": "proj_out_1",
+        "head.project": "proj_out_2",
+    },
+    "diffusers-pixart": {  # PixArtTransformer2DModel, which has no place for a null caption: see export.py
+        **DIFFUSERS,
+        "conditioning.time.enter": "adaln_single.emb.timestep_embedder.linear_1",
+        "conditioning.time.leave": "adaln_single.emb.timestep_embedder.linear_2",
+        "conditioning.modulation": "adaln_single.linear",
+        "conditioning.text.enter": "caption_projection.linear_1",
+        "conditioning.text.leave": "caption_projection.linear_2",
+        "blocks.*.table": "transformer_blocks.*.scale_shift_table",
+        "blocks.*.cross.q": "transformer_blocks.*.attn2.to_q",
+        "blocks.*.cross.kv": "transformer_blocks.*.attn2.to_k transformer_blocks.*.attn2.to_v",
+        "blocks.*.cross.out": "transformer_blocks.*.attn2.to_out.0",
+        "head.table": "scale_shift_table",
+        "head.project": "proj_out",
+    },
+}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One tensor of ours and the foreign tensors it is made of."""
+    """One tensor of ours, the foreign tensors it is made of, and those that must be copies of the first of them."""
 
     ours: str
     theirs: tuple[str, ...]
-    tied: tuple[str, ...] = ()
-    convolution: bool = False  # theirs has shape [width, channels, patch, patch]
+    copies: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Foreign weights under our names."""
-
-    weights: dict[str, Tensor]
-    sources: dict[str, tuple[str, ...]]  # our name -> foreign names
-    dropped: dict[str, str] = field(default_factory=dict)  # foreign name -> why
-
-
-def pairs(layout: Layout, config: DiTConfig) -> list[Pair]:
-    """The whole table of one layout for a network of this shape."""
-    tables = {
-        "dit": _official_dit,
-        "pixart": _official_pixart,
-        "diffusers-dit": _diffusers_dit,
-        "diffusers-pixart": _diffusers_pixart,
-    }
-    return list(tables[layout](config))
+def pairs(layout: Layout, config: DiTConfig) -> Iterator[Pair]:
+    """The table of a layout for a network of this shape, tensor by tensor."""
+    tensors = expected_shapes(config)
+    for ours, theirs in LAYOUTS[layout].items():
+        for i in range(config.depth if "*" in ours else 1):
+            name = ours.replace("*", str(i))
+            copies = range(1, config.depth) if "*" in theirs and "*" not in ours else ()
+            for part in ("",) if name in tensors else (".weight", ".bias"):  # a layer is two tensors
+                sources = [source + part for source in theirs.split()]
+                yield Pair(
+                    name + part,
+                    tuple(source.replace("*", str(i)) for source in sources),
+                    tuple(source.replace("*", str(k)) for source in sources for k in copies),
+                )
 
 
-def _layer(ours: str, *theirs: str, tied: tuple[str, ...] = (), convolution: bool = False) -> Iterator[Pair]:
-    """The two tensors of a linear layer, or of a convolution that is one."""
-    for part in ("weight", "bias"):
-        names, copies = (tuple(f"{name}.{part}" for name in group) for group in (theirs, tied))
-        yield Pair(f"{ours}.{part}", names, copies, convolution and part == "weight")
+def import_weights(
+    layout: Layout, config: DiTConfig, schedule: AnySchedule, kind: Kind, foreign: Mapping[str, Tensor], where: str
+) -> ImportedNetwork:
+    """Foreign tensors under our names, as float32. Missing keys, wrong shapes and unequal copies are refused.
 
-
-def _official_dit(config: DiTConfig) -> Iterator[Pair]:
-    """facebookresearch/DiT and willisma/SiT: the same modules, the same names."""
-    yield from _layer("patches.project", "x_embedder.proj", convolution=True)
-    yield from _layer("conditioning.time.enter", "t_embedder.mlp.0")
-    yield from _layer("conditioning.time.leave", "t_embedder.mlp.2")
-    yield Pair("conditioning.labels.weight", ("y_embedder.embedding_table.weight",))
-    for i in range(config.depth):
-        yield from _layer(f"blocks.{i}.attention.qkv", f"blocks.{i}.attn.qkv")
-        yield from _layer(f"blocks.{i}.attention.out", f"blocks.{i}.attn.proj")
-        yield from _layer(f"blocks.{i}.mlp.enter", f"blocks.{i}.mlp.fc1")
-        yield from _layer(f"blocks.{i}.mlp.leave", f"blocks.{i}.mlp.fc2")
-        yield from _layer(f"blocks.{i}.modulation", f"blocks.{i}.adaLN_modulation.1")
-    yield from _layer("head.modulation", "final_layer.adaLN_modulation.1")
-    yield from _layer("head.project", "final_layer.linear")
-
-
-def _official_pixart(config: DiTConfig) -> Iterator[Pair]:
-    """PixArt-alpha/PixArt-alpha."""
-    yield from _layer("patches.project", "x_embedder.proj", convolution=True)
-    yield from _layer("conditioning.time.enter", "t_embedder.mlp.0")
-    yield from _layer("conditioning.time.leave", "t_embedder.mlp.2")
-    yield from _layer("conditioning.modulation", "t_block.1")
-    yield from _layer("conditioning.text.enter", "y_embedder.y_proj.fc1")
-    yield from _layer("conditioning.text.leave", "y_embedder.y_proj.fc2")
-    yield Pair("conditioning.null_text", ("y_embedder.y_embedding",))
-    for i in range(config.depth):
-        yield Pair(f"blocks.{i}.table", (f"blocks.{i}.scale_shift_table",))
-        yield from _layer(f"blocks.{i}.attention.qkv", f"blocks.{i}.attn.qkv")
-        yield from _layer(f"blocks.{i}.attention.out", f"blocks.{i}.attn.proj")
-        yield from _layer(f"blocks.{i}.cross.q", f"blocks.{i}.cross_attn.q_linear")
-        yield from _layer(f"blocks.{i}.cross.kv", f"blocks.{i}.cross_attn.kv_linear")
-        yield from _layer(f"blocks.{i}.cross.out", f"blocks.{i}.cross_attn.proj")
-        yield from _layer(f"blocks.{i}.mlp.enter", f"blocks.{i}.mlp.fc1")
-        yield from _layer(f"blocks.{i}.mlp.leave", f"blocks.{i}.mlp.fc2")
-    yield Pair("head.table", ("final_layer.scale_shift_table",))
-    yield from _layer("head.project", "final_layer.linear")
-
-
-def _diffusers_dit(config: DiTConfig) -> Iterator[Pair]:
-    """diffusers' DiTTransformer2DModel: every block has its own copy of the time and label embedders."""
-
-    def copies(name: str) -> tuple[str, ...]:
-        return tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(config.depth))
-
-    time_enter, time_leave = copies("timestep_embedder.linear_1"), copies("timestep_embedder.linear_2")
-    labels = copies("class_embedder.embedding_table.weight")
-    yield from _layer("patches.project", "pos_embed.proj", convolution=True)
-    yield from _layer("conditioning.time.enter", time_enter[0], tied=time_enter[1:])
-    yield from _layer("conditioning.time.leave", time_leave[0], tied=time_leave[1:])
-    yield Pair("conditioning.labels.weight", labels[:1], tied=labels[1:])
-    for i in range(config.depth):
-        yield from _diffusers_block(i)
-        yield from _layer(f"blocks.{i}.modulation", f"transformer_blocks.{i}.norm1.linear")
-    yield from _layer("head.modulation", "proj_out_1")
-    yield from _layer("head.project", "proj_out_2")
-
-
-def _diffusers_pixart(config: DiTConfig) -> Iterator[Pair]:
-    """diffusers' PixArtTransformer2DModel. It has no place for a null caption: see `export`."""
-    yield from _layer("patches.project", "pos_embed.proj", convolution=True)
-    yield from _layer("conditioning.time.enter", "adaln_single.emb.timestep_embedder.linear_1")
-    yield from _layer("conditioning.time.leave", "adaln_single.emb.timestep_embedder.linear_2")
-    yield from _layer("conditioning.modulation", "adaln_single.linear")
-    yield from _layer("conditioning.text.enter", "caption_projection.linear_1")
-    yield from _layer("conditioning.text.leave", "caption_projection.linear_2")
-    for i in range(config.depth):
-        block = f"transformer_blocks.{i}"
-        yield Pair(f"blocks.{i}.table", (f"{block}.scale_shift_table",))
-        yield from _diffusers_block(i)
-        yield from _layer(f"blocks.{i}.cross.q", f"{block}.attn2.to_q")
-        yield from _layer(f"blocks.{i}.cross.kv", f"{block}.attn2.to_k", f"{block}.attn2.to_v")
-        yield from _layer(f"blocks.{i}.cross.out", f"{block}.attn2.to_out.0")
-    yield Pair("head.table", ("scale_shift_table",))
-    yield from _layer("head.project", "proj_out")
-
-
-def _diffusers_block(i: int) -> Iterator[Pair]:
-    block = f"transformer_blocks.{i}"
-    yield from _layer(f"blocks.{i}.attention.qkv", *(f"{block}.attn1.to_{part}" for part in "qkv"))
-    yield from _layer(f"blocks.{i}.attention.out", f"{block}.attn1.to_out.0")
-    yield from _layer(f"blocks.{i}.mlp.enter", f"{block}.ff.net.0.proj")
-    yield from _layer(f"blocks.{i}.mlp.leave", f"{block}.ff.net.2")
-
-
-def import_weights(layout: Layout, config: DiTConfig, foreign: Mapping[str, Tensor], where: str) -> Imported:
-    """Foreign tensors under our names, as float32. Refuses missing keys, wrong shapes and untied embedders.
-
-    Foreign tensors that the table does not name are reported as dropped, never ignored.
+    Foreign tensors that the table does not name are reported as dropped.
     """
     shapes = expected_shapes(config)
     weights: dict[str, Tensor] = {}
-    sources: dict[str, tuple[str, ...]] = {}
-    table = pairs(layout, config)
-    for pair in table:
-        missing = [name for name in (*pair.theirs, *pair.tied) if name not in foreign]
+    fates: dict[str, Fate] = {}
+    for pair in pairs(layout, config):
+        missing = [name for name in (*pair.theirs, *pair.copies) if name not in foreign]
         if missing:
             raise UserError(f"{where}: key {missing[0]} is missing; this is not a complete {layout} checkpoint")
-        for copy in pair.tied:
+        for copy in pair.copies:
             if not torch.equal(foreign[copy], foreign[pair.theirs[0]]):
                 raise UserError(
                     f"{where}: {copy} differs from {pair.theirs[0]}; only checkpoints whose blocks share one time "
@@ -169,10 +139,10 @@ def import_weights(layout: Layout, config: DiTConfig, foreign: Mapping[str, Tens
                 "check --latent, --heads and --from"
             )
         weights[pair.ours] = joined.reshape(wanted).contiguous()
-        sources[pair.ours] = (*pair.theirs, *pair.tied)
-    used = {name for names in sources.values() for name in names}
+        fates[pair.ours] = Fate("kept", (*pair.theirs, *pair.copies))
+    used = {name for fate in fates.values() for name in fate.source}
     dropped = dict.fromkeys(sorted(foreign.keys() - used), "no place in our network")
-    return Imported(weights, sources, dropped)
+    return ImportedNetwork(config, weights, schedule, kind, fates, dropped)
 
 
 def export_weights(layout: Layout, config: DiTConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -180,15 +150,15 @@ def export_weights(layout: Layout, config: DiTConfig, weights: Mapping[str, Tens
     foreign: dict[str, Tensor] = {}
     for pair in pairs(layout, config):
         ours = weights[pair.ours]
-        if pair.convolution:
+        if pair.ours == "patches.project.weight":  # theirs is a convolution
             ours = ours.reshape(config.width, config.latent[0], config.patch, config.patch)
         for name, part in zip(pair.theirs, ours.chunk(len(pair.theirs)), strict=True):
             foreign[name] = part.contiguous().clone()
-        for copy in pair.tied:
+        for copy in pair.copies:
             foreign[copy] = foreign[pair.theirs[0]].clone()
     return foreign
 
 
 def expected_shapes(config: DiTConfig) -> dict[str, torch.Size]:
-    with torch.device("meta"):
+    with as_shapes():
         return {name: value.shape for name, value in DiT(config).state_dict().items()}

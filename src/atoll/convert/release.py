@@ -13,7 +13,6 @@ digests must be those that the experts had in their run.
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -31,7 +29,6 @@ from ..artifacts import (
     UserError,
     canonical_json,
     explain,
-    raise_if_disk_full,
     sha256_bytes,
     verify_file,
 )
@@ -55,6 +52,7 @@ from ..training.result import read_network, saved_digest
 from .about import about_model
 from .bundle import bundle, expert_names, load
 from .checkpoint import read_json
+from .export import new_folder
 
 INDEX = "model_index.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -113,24 +111,14 @@ def export_pipeline(
     model: Ensemble | SingleExpert, latent: LatentConfig, text: TextConfig | None, out: Path, run: Store | None = None
 ) -> None:
     """Write the folder. Files of autoencoder and text encoder are copied as they are, so that they keep their ids."""
-    if out.exists():
-        raise UserError(f"--out {out}: already exists; give a folder that does not")
-    pipeline = to_pipeline(model, latent, text, torch.device("cpu"), run)
-    draft = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        pipeline.save_pretrained(draft)
+    with new_folder(out) as folder:
+        pipeline = to_pipeline(model, latent, text, torch.device("cpu"), run)
+        pipeline.save_pretrained(folder)
         if latent.autoencoder != "pixels" and latent.autoencoder not in TRANSFORMS:
             ours = pipeline.config["vae"][0] not in ("diffusers", "transformers")
-            _copy(locate(latent.autoencoder).folder, draft / "vae", ("*.safetensors",) if ours else COPIED)
+            _copy(locate(latent.autoencoder).folder, folder / "vae", ("*.safetensors",) if ours else COPIED)
         if text is not None and text.kind != "words":
-            _copy(load_pretrained_text(text.encoder).folder, draft / "text_encoder", COPIED)
-        os.replace(draft, out)
-    except (OSError, SafetensorError) as error:
-        raise_if_disk_full(error, str(out))
-        raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            _copy(load_pretrained_text(text.encoder).folder, folder / "text_encoder", COPIED)
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.dit import DiTConfig, time_frequencies
-from ..process import AnySchedule, Kind
-from .report import Report
+from .imported import ImportedNetwork
+
+HEAD = ("head.project.weight", "head.project.bias")
 
 
-@dataclass(frozen=True)
-class ImportedNetwork:
-    """A trained network in our convention, and where each of its tensors came from."""
-
-    config: DiTConfig
-    weights: Mapping[str, Tensor]
-    schedule: AnySchedule
-    kind: Kind
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def source(self, key: str) -> tuple[str, ...]:
-        return self.sources.get(key, (key,))
-
-
-def reverse_time(trained: ImportedNetwork, report: Report) -> ImportedNetwork:
+def reverse_time(network: ImportedNetwork) -> ImportedNetwork:
     """A network called with 1 - t becomes one called with t, and its velocity changes sign.
 
     The embedding of 1 - t is a fixed rotation of the embedding of t, frequency by frequency,
@@ -37,36 +24,29 @@ def reverse_time(trained: ImportedNetwork, report: Report) -> ImportedNetwork:
 
     so the first layer of the time embedder absorbs it. `d/dt` turns around, so the last layer is negated.
     """
-    assert trained.config.time_scale == 1.0, "the rotation is for networks that take t unscaled"
-    enter, head = "conditioning.time.enter.weight", "head.project"
-    frequencies = time_frequencies(trained.config.frequency_shift, torch.device("cpu")).double()
-    by_cos, by_sin = trained.weights[enter].double().chunk(2, dim=1)
+    assert network.config.time_scale == 1.0, "the rotation is for networks that take t unscaled"
+    enter = "conditioning.time.enter.weight"
+    frequencies = time_frequencies(network.config.frequency_shift, torch.device("cpu")).double()
+    by_cos, by_sin = network.weights[enter].double().chunk(2, dim=1)
     cos, sin = frequencies.cos(), frequencies.sin()
     rotated = torch.cat([by_cos * cos + by_sin * sin, by_cos * sin - by_sin * cos], dim=1)
-    report.add(enter, trained.source(enter), "derived", "time runs the other way: a rotation of the embedding")
-    changed = {enter: rotated.float()}
-    for part in ("weight", "bias"):
-        key = f"{head}.{part}"
-        changed[key] = -trained.weights[key]
-        report.add(key, trained.source(key), "derived", "negated: the velocity points the other way")
-    return replace(trained, weights={**trained.weights, **changed})
+    network = network.derive({enter: rotated.float()}, "time runs the other way: a rotation of the embedding")
+    return network.derive({key: -network.weights[key] for key in HEAD}, "negated: the velocity points the other way")
 
 
-def keep_mean(trained: ImportedNetwork, report: Report) -> ImportedNetwork:
+def keep_mean(network: ImportedNetwork) -> ImportedNetwork:
     """Drop the output channels beyond the latent's: DiT, SiT and PixArt predict a variance there."""
-    config = trained.config
+    config = network.config
     channels = config.latent[0]
     if config.channels_out == channels:
-        return trained
+        return network
     changed = {}
-    for part in ("weight", "bias"):
-        key = f"head.project.{part}"
-        old = trained.weights[key]
+    for key in HEAD:
+        old = network.weights[key]
         per_channel = old.reshape(config.patch**2, config.channels_out, *old.shape[1:])
         changed[key] = per_channel[:, :channels].flatten(0, 1).contiguous()
-        note = f"output channels {channels} to {config.channels_out - 1} dropped (learned variance)"
-        report.add(key, trained.source(key), "derived", note)
-    return replace(trained, config=replace(config, out_channels=None), weights={**trained.weights, **changed})
+    note = f"output channels {channels} to {config.channels_out - 1} dropped (learned variance)"
+    return replace(network.derive(changed, note), config=replace(config, out_channels=None))
 
 
 def null_vector(config: DiTConfig, weights: Mapping[str, Tensor]) -> Tensor:

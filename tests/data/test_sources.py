@@ -64,7 +64,9 @@ def test_a_stray_tar_or_table_hides_no_images_and_is_named(tmp_path: Path) -> No
     place = Path(image_folder(tmp_path / "photos", pictures(5)))
     (place / "backup.tar").write_bytes(tar({"a.png": b"x"}))
     (place / "numbers.parquet").write_bytes(b"x")
-    with pytest.warns(AtollWarning, match=r"5 files are read as folder; left out: 1 of \.tar, 1 of \.parq.*--format"):
+    with pytest.warns(
+        AtollWarning, match="read as folder; left out: 1 files for --format webdataset, 1 files for --format p"
+    ):
         opened = open_source(str(place))
     examples, skipped = everything(opened)
     assert len(examples) == opened.count(opened.list()) == 5
@@ -82,7 +84,7 @@ def test_a_stray_tar_or_table_hides_no_images_and_is_named(tmp_path: Path) -> No
         ("{tmp}/*.webp", {}, "no file fits this pattern"),
         ("{tmp}", {"format": "webdatset"}, r"--format webdatset: no such format; did you mean webdataset\?"),
         ("{tmp}", {"format": "webdataset"}, r"no \.tar files there"),
-        ("{tmp}", {"image_column": "x"}, "--image-column x: .* is read as folder, which has no image-column"),
+        ("{tmp}", {"image_column": "x"}, "--image-column x: .* is read as folder, which has no such option"),
         ("digits", {"labels": "folder"}, "--labels folder: digits is read as digits"),
         ("digits[5:2]", {}, r"there are 1,797 digits, in order"),
         (os.fsdecode(b"caf\xe9"), {}, r"source caf\?: the path is not UTF-8"),
@@ -148,10 +150,9 @@ def test_captions_beside_images_and_in_lists(tmp_path: Path) -> None:
         ("a/b/4.png", "bad caption: not text"),
         ("a/b/gone.png", "caption without image"),
         ("a/z.jsonl:4", "bad caption: not a record with file_name"),
-        ("broken.png", "not a file"),
+        ("broken.png", "unreadable"),
         ("disk.image", "file too large"),
         ("lonely.txt", "caption without image"),
-        ("pipe.png", "not a file"),
     ]
 
 
@@ -220,24 +221,18 @@ def test_patterns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_rows_of_a_tar_are_read_where_they_begin(form: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items of three rows each, of every format of tar, with long names, plain, joined and compressed."""
+    """Items of three rows each, of every format of tar, with long names, plain and compressed."""
     monkeypatch.setattr("atoll.data.sources.webdataset.ROWS", 3)
     deep = "d" * 60 if form == tarfile.USTAR_FORMAT else "d" * 200
     members = {f"{deep}/{i:03d}.{kind}": b"%d %s" % (i, kind.encode()) for i in range(10) for kind in ("png", "txt")}
     content = tar(members, form)
-    for name, joined in {
-        "a": content,
-        "z": gzip.compress(content),
-        "j": content + content,
-        "x": gzip.compress(content) * 2,
-    }.items():
-        (tmp_path / f"{name}.tar").write_bytes(joined)
+    for name, packed, count in (("a", content, 4), ("z", gzip.compress(content), 1)):
+        (tmp_path / f"{name}.tar").write_bytes(packed)
         opened = open_source(str(tmp_path / f"{name}.tar"))
         examples, skipped = everything(opened)
         expected = [(f"{name}.tar/{deep}/{i:03d}.png", b"%d png" % i, (f"{i} txt",)) for i in range(10)]
-        assert [(e.name, e.content, e.captions) for e in examples] == expected * (len(examples) // 10)
-        assert (len(examples), skipped) == (20 if name in "jx" else 10, [])
-        assert len(opened.list()) == {"a": 4, "z": 1, "j": 7, "x": 1}[name]
+        assert [(e.name, e.content, e.captions) for e in examples] == expected
+        assert (len(opened.list()), skipped) == (count, [])
 
 
 def test_a_tar_of_gnu_tar_is_read(tmp_path: Path) -> None:
@@ -269,6 +264,7 @@ def test_a_damaged_tar_gives_what_lies_before_the_damage(tmp_path: Path) -> None
         "cut in an image": (whole[: starts[4] + 600], 4),
         "cut between two": (whole[: starts[5]], 5),
         "a page after the end": (whole + b"<html>" * 10, 10),
+        "another tar after the end": (whole + whole, 10),
         "no tar": (b"<html>" * 1000, 0),
         "empty": (b"", 0),
         "cut and compressed": (gzip.compress(whole)[:-2000], None),
@@ -312,7 +308,7 @@ def test_a_damaged_table_is_listed_and_one_that_cannot_be_opened_is_one_line(tmp
             read(tmp_path / f"x{ending}")
     kind = pa.struct([("bytes", pa.string()), ("path", pa.string())])
     pq.write_table(pa.table({"image": pa.array([{"bytes": "no bytes", "path": "x"}], kind)}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"0 columns can hold images \[\]; choose --image-column"):
+    with pytest.raises(UserError, match=r"--image-column: name one of the columns of .* that can hold images"):
         read(tmp_path / "a.parquet")
 
 
@@ -365,7 +361,7 @@ def test_a_read_that_fails_twice_changes_nothing_and_one_that_goes_on_failing_en
     assert any(left < 0 for left in Failing.left.values()), "something must have failed"
     monkeypatch.setattr(Failing, "failures", 1000)
     Failing.left.clear()
-    with pytest.raises(UserError, match=r"source .*: cannot be read, tried 3 times \(OSError: .*run the same command"):
+    with pytest.raises(UserError, match=r"source .*: cannot be read \(OSError: .*run the same command"):
         read(f"failing://{place}")
 
 
@@ -388,7 +384,9 @@ def test_access_denied_is_listed_here_and_ends_the_run_far_away() -> None:
 
     with pytest.raises(PermissionError):
         files.with_retries(denied, "/x")
-    with pytest.raises(UserError, match=r"source s3://bucket/x: access denied \(ExpiredToken\).*to resume"):
+    with pytest.raises(
+        UserError, match=r"source s3://bucket/x: cannot be read \(PermissionError: ExpiredToken\).*to resume"
+    ):
         files.with_retries(denied, "s3://bucket/x")
 
 

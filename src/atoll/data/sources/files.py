@@ -1,4 +1,4 @@
-"""Files of a source, on a disk or anywhere fsspec reaches: listed once, and read so that damage and failure differ.
+"""The files at a place, on a disk or anywhere fsspec reaches.
 
 Damaged bytes are the same every time: the image is skipped and listed. A failing read (a timeout, a lost connection,
 a bad sector) says nothing about the data: it is tried again, then ends the run with a UserError.
@@ -12,23 +12,27 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
 from ...artifacts import UserError
 from ...artifacts.credentials import credentials_missing
 
 WILDCARDS = re.compile(r"[*?[]")
+CHANGES = ("mtime", "ETag", "LastModified", "etag", "blob_id")  # what file systems have to show that a file changed
+GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+BUFFER_BYTES = 2**20
 PAUSES = (0.5, 2.0)  # seconds before the second and the third try
 
 Result = TypeVar("Result")
 
 
 class Files:
-    """The files at a place: all below a folder, one file, or those that fit a pattern (a folder that fits: all below).
+    """All files below a folder, one file, or those that fit a pattern. A folder that fits means all below it.
 
     Hidden files and folders are left out. Pickled without the listing.
     """
@@ -36,156 +40,115 @@ class Files:
     def __init__(self, place: str) -> None:
         self.place = place
         try:
-            self.system, path = fsspec.core.url_to_fs(place)
+            self.system, self.path = fsspec.core.url_to_fs(place)
         except (ValueError, ImportError) as error:
             raise UserError(f"source {place}: cannot be opened ({error})") from error
-        self.path = path.rstrip("/") or "/"
         self.is_local = isinstance(self.system, LocalFileSystem)
-        self.is_folder = False
-        if with_retries(lambda: self.system.isfile(self.path), place):
-            self.root = self.path.rpartition("/")[0]
-        elif with_retries(lambda: self.system.isdir(self.path), place):
-            self.root, self.is_folder = self.path, True
-        elif (wildcard := WILDCARDS.search(self.path)) is not None:
-            self.root = self.path[: wildcard.start()].rpartition("/")[0]
-        else:
+        # a web server has files, but no folders to list
+        self.is_file = with_retries(lambda: self.system.isfile(self.path), place)
+        self.is_folder = not self.is_file and with_retries(lambda: self.system.isdir(self.path), place)
+        before = WILDCARDS.split(self.path, maxsplit=1)[0]
+        if not self.is_file and not self.is_folder and before == self.path:
             raise UserError(
                 f"source {place}: no such folder or file; use digits, a folder, tars, parquet or a URL of these"
             )
+        self.root = f"{self.path.rstrip('/')}/" if self.is_folder else before
+        self.root = (self.path if self.is_file else self.root).rpartition("/")[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("listing", "siblings")}
+        return {name: value for name, value in vars(self).items() if name not in ("below", "stamps")}
 
     @cached_property
-    def listing(self) -> tuple[dict[str, str], dict[str, str]]:
-        """({name: stamp}, {name: what it is instead of a file}), names relative to the root and sorted."""
+    def below(self) -> dict[str, str]:
+        """{name relative to the root: stamp} of all files below the root, sorted; without a stamp, of a broken link."""
         try:
-            found = dict(self._found())
-        except (OSError, ValueError, re.error) as error:
-            raise UserError(f"source {self.place}: cannot be listed ({error}); check path and permissions") from error
-        if not found and not self.is_folder:
-            raise UserError(f"source {self.place}: no file fits this pattern; check it, and put it in quotes")
-        stamps = {name: stamp for name, (stamp, _) in sorted(found.items()) if stamp}
-        return stamps, {name: other for name, (stamp, other) in sorted(found.items()) if not stamp}
-
-    @property
-    def stamps(self) -> dict[str, str]:
-        return self.listing[0]
+            if self.is_file:
+                found = {self.path: stamp_of(with_retries(lambda: self.system.info(self.path), self.place))}
+            elif self.is_local:
+                found = dict(local_files(self.root or "/"))
+            else:
+                infos = with_retries(lambda: self.system.find(self.root, detail=True), self.place)
+                found = {path: stamp_of(info) for path, info in infos.items()}
+        except OSError as error:
+            raise UserError(f"source {self.place}: cannot be listed ({error}); check its permissions") from error
+        names = {path[len(self.root) + 1 :]: stamp for path, stamp in sorted(found.items())}
+        return {name: stamp for name, stamp in names.items() if "/." not in f"/{name}"}
 
     @cached_property
-    def siblings(self) -> dict[str, str]:
-        """{name: stamp} of these files and, for a pattern, of all others in their folders and those above."""
-        if self.is_folder:
-            return self.stamps
-        folders = {name.rpartition("/")[0] for name in self.stamps}
-        folders |= {"/".join(folder.split("/")[:depth]) for folder in folders for depth in range(folder.count("/") + 1)}
-        found = dict(self.stamps)
-        for folder in sorted(folders):
-            path = f"{self.root}/{folder}".rstrip("/")
-            for info in with_retries(partial(self.system.ls, path, detail=True), self.place):
-                if info["type"] == "file":
-                    found[self._name(info["name"])] = stamp_of(info)
-        return dict(sorted(found.items()))
-
-    def path_of(self, name: str) -> str:
-        return f"{self.root.rstrip('/')}/{name}"
+    def stamps(self) -> dict[str, str]:
+        """Those that are meant: all, or those that fit the pattern."""
+        if self.is_file or self.is_folder:
+            return self.below
+        try:
+            fits = re.compile(glob_translate(self.path[len(self.root) + 1 :]).removesuffix("\\Z") + "(/.*)?\\Z")
+        except (ValueError, re.error) as error:
+            raise UserError(f"source {self.place}: not a pattern ({error})") from error
+        found = {name: stamp for name, stamp in self.below.items() if fits.match(name)}
+        if not found:
+            raise UserError(f"source {self.place}: no file fits this pattern; check it, and put it in quotes")
+        return found
 
     def ending_with(self, endings: tuple[str, ...]) -> list[str]:
-        """The files of these endings; of a file or pattern none of which has one, all."""
+        """The files with these endings; where none has one and they were chosen by name, all."""
         found = [name for name in self.stamps if name.lower().endswith(endings)]
-        if not found and not self.is_folder:
-            found = list(self.stamps)
-        if not found:
+        if not found and self.is_folder:
             raise UserError(f"source {self.place}: no {' or '.join(endings)} files there; check the path")
-        return found
+        return found or list(self.stamps)
+
+    def path_of(self, name: str) -> str:
+        """As a path of this machine or a URL."""
+        path = f"{self.root}/{name}"
+        return path if self.is_local else str(self.system.unstrip_protocol(path))
 
     def read(self, name: str) -> bytes:
         """All bytes of a file. OSError: it is gone or may not be read."""
-        path = self.path_of(name)
-        return bytes(with_retries(lambda: self.system.cat_file(path), self._url(path)))
+        return with_retries(lambda: bytes(self.system.cat_file(f"{self.root}/{name}")), self.path_of(name))
 
-    def open(self, name: str, buffer: int = 2**20) -> BinaryIO:
-        """A file to read in pieces. OSError: as for `read`; afterwards a failing read is a UserError."""
-        path = self.path_of(name)
-        file = RetryingFile(with_retries(lambda: self.system.open(path, "rb"), self._url(path)), self._url(path))
-        return cast(BinaryIO, io.BufferedReader(file, buffer))
-
-    def _url(self, path: str) -> str:
-        return path if self.is_local else str(self.system.unstrip_protocol(path))
-
-    def _name(self, path: str) -> str:
-        return path[len(self.root) + 1 :] if self.root != "/" else path[1:]
-
-    def _found(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """(name, (stamp, what it is if it is no file)) in any order."""
-        if self.is_folder:
-            yield from self._below(self.path)
-            return
-        if with_retries(lambda: self.system.isfile(self.path), self.place):
-            info = with_retries(lambda: self.system.info(self.path), self.place)
-            yield self._name(self.path), (stamp_of(info), "")
-            return
-        for path, info in with_retries(lambda: self.system.glob(self.path, detail=True), self.place).items():
-            if "/." in f"/{self._name(path)}":
-                continue
-            if info["type"] == "directory":
-                yield from self._below(path)
-            else:
-                yield self._name(path), (stamp_of(info), "") if info["type"] == "file" else ("", info["type"])
-
-    def _below(self, folder: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        if self.is_local:
-            for path, found in local_files(folder):
-                yield self._name(path), found
-            return
-        for path, info in with_retries(lambda: self.system.find(folder, detail=True), self.place).items():
-            if "/." not in f"/{self._name(path)}":
-                yield self._name(path), (stamp_of(info), "")
+    def open(self, name: str) -> BinaryIO:
+        """A file to read in parts. Afterwards a failing read is a UserError: other errors are about the bytes."""
+        file = with_retries(lambda: self.system.open(f"{self.root}/{name}", "rb"), self.path_of(name))
+        return cast(BinaryIO, io.BufferedReader(RetryingFile(file, self.path_of(name)), BUFFER_BYTES))
 
 
-def local_files(root: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """(path, (stamp, what it is if it is no file)) of all below a folder. Follows links; enters no folder twice.
+def local_files(root: str) -> Iterator[tuple[str, str]]:
+    """(path, stamp) of all files below a folder. Follows links, but enters no folder twice.
 
-    By os.scandir: fsspec's own listing keeps 1.7 KB about each file.
+    fsspec's own listing of a disk keeps 1.7 KB about each file.
     """
-    waiting, seen = [root], set[str]()
-    while waiting:
-        folder = waiting.pop()
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen = set[str]()
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=fail):
         if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
             continue
         seen.add(place)
-        with os.scandir(folder) as scanned:
-            entries = sorted((entry for entry in scanned if not entry.name.startswith(".")), key=lambda e: e.name)
-        inner = []
-        for entry in entries:
-            path = f"{folder.rstrip('/')}/{entry.name}"
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            path = f"{folder.rstrip('/')}/{name}"
             try:
-                found = entry.stat()
+                found = os.stat(path)
             except OSError:
-                yield path, ("", "broken link" if entry.is_symlink() else "unreadable")
+                yield path, ""
                 continue
-            if stat.S_ISDIR(found.st_mode):
-                inner.append(path)
-            elif stat.S_ISREG(found.st_mode):
-                yield path, (f"{found.st_size}-{found.st_mtime_ns}", "")
-            else:
-                yield path, ("", "no regular file")
-        waiting += reversed(inner)
+            if stat.S_ISREG(found.st_mode):  # no pipe or device
+                yield path, f"{found.st_size}-{found.st_mtime_ns}"
 
 
 def stamp_of(info: dict[str, Any]) -> str:
     """Size and modification time, or what the file system has instead of it."""
-    changed = next((info[key] for key in ("mtime", "ETag", "LastModified", "etag", "blob_id") if key in info), None)
-    return f"{info.get('size') or 0}-{changed}"
+    return f"{info.get('size') or 0}-{next((info[key] for key in CHANGES if key in info), None)}"
 
 
 def size_of(stamp: str) -> int:
     """Bytes of the file with this stamp."""
-    return int(stamp.partition("-")[0])
+    return int(stamp.partition("-")[0] or 0)
 
 
 def split_ending(name: str) -> tuple[str, str]:
-    """("a/cat", ".jpg") of "a/cat.JPG"; as os.path.splitext, with the ending in lower case."""
+    """("a/cat", ".jpg") of "a/cat.JPG"."""
     stem, ending = os.path.splitext(name)
     return stem, ending.lower()
 
@@ -195,28 +158,21 @@ def with_retries(read: Callable[[], Result], place: str) -> Result:
     for pause in (*PAUSES, None):
         try:
             return read()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, MemoryError, ValueError, UserError):
+        except (*GONE, MemoryError, UserError):
             raise
-        except PermissionError as error:
-            if "://" not in place:
-                raise
-            # an expired key denies every file that follows, not only this one
-            raise UserError(f"source {place}: access denied ({error}); run the same command again to resume") from error
         except Exception as error:  # a lost connection has its own error in each storage library, often no OSError
-            if (missing := credentials_missing(error)) is not None:
-                raise UserError(f"source {place}: {missing}") from error
-            if pause is None:
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                raise UserError(
-                    f"source {place}: cannot be read, tried {len(PAUSES) + 1} times ({why}); "
-                    "run the same command again to resume"
-                ) from error
+            denied = isinstance(error, PermissionError)
+            if denied and "://" not in place:
+                raise
+            if denied or pause is None:  # an expired key denies every file that follows, not only this one
+                problem = credentials_missing(error) or f"cannot be read ({type(error).__name__}: {error})"
+                raise UserError(f"source {place}: {problem}; run the same command again to resume") from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
 
 
 class RetryingFile(io.RawIOBase):
-    """A file whose failing reads are repeated, then UserErrors: what a parser raises on it is about the bytes."""
+    """A file that is read by `with_retries`."""
 
     def __init__(self, file: Any, place: str) -> None:
         self._file, self._place = file, place
@@ -227,25 +183,18 @@ class RetryingFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return int(self._file.tell())
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return int(self._file.seek(offset, whence))
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        start = self.tell()
+        start = self._file.tell()
 
         def read() -> bytes:
             self._file.seek(start)  # a read that failed may have moved it
-            return bytes(self._file.read(len(view)))
+            return bytes(self._file.read(len(buffer)))
 
-        try:
-            content = with_retries(read, self._place)
-        except OSError as error:
-            raise UserError(f"source {self._place}: has gone ({type(error).__name__}); put it back") from error
-        view[: len(content)] = content
+        content = with_retries(read, self._place)
+        buffer[: len(content)] = content
         return len(content)
 
     def close(self) -> None:

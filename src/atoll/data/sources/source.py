@@ -13,7 +13,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -21,11 +21,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...artifacts import AtollWarning, UserError, sanitize, suggest
-from ..captions import Annotation
-from .files import Files, split_ending
+from ..captions import Annotation, encodable
+from .files import Files, size_of, split_ending
+
+__all__ = ["END", "Example", "Item", "Items", "Skipped", "Source", "SourceConfig"]
+__all__ += ["is_built_in", "open_source", "row_items", "source"]
 
 ROWS = 4096  # the most rows of a tar or a table in one item
-END = 2**63 - 1  # as `stop` of an item: to the end, whose row was not looked up
+END = 2**63 - 1  # as `stop` of an item: to the end, whose row is unknown
+COMPRESSED_IMAGE = 100_000  # bytes: a guess, where rows are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,11 @@ class Item:
     start: int = 0  # rows start : stop of a tar or a row group
     stop: int | None = None  # None: one image file; END: to the end
     offset: int = 0  # byte of the tar at which row `start` begins
-    texts: tuple[str, ...] = ()  # caption files of this image, relative to the root
-    annotation: Annotation = Annotation()  # captions and label known from the listing
-    skipped: tuple[str, str] | None = None  # (reason, detail) where the listing shows that there is nothing to read
+    skipped: tuple[str, ...] = ()  # (reason, detail) where the listing shows that there is nothing to read
+    texts: tuple[str, ...] = ()  # caption files of this image
+    captions: tuple[str, ...] = ()  # what the listing has of an Annotation
+    label: int | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """One line of ASCII; names that are not UTF-8 survive."""
@@ -48,10 +54,8 @@ class Item:
     @staticmethod
     def from_json(line: str | bytes) -> Item:
         fields = json.loads(line)
-        note = fields.pop("annotation")
-        annotation = Annotation(tuple(note["captions"]), note["label"], tuple(note["warnings"]))
-        skipped = None if fields["skipped"] is None else (fields["skipped"][0], fields["skipped"][1])
-        return Item(**{**fields, "texts": tuple(fields["texts"]), "skipped": skipped}, annotation=annotation)
+        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return Item(**values)
 
 
 Items = list[Item]
@@ -88,6 +92,12 @@ class Skipped:
     detail: str = ""
 
 
+def annotated(example: Example, note: Annotation) -> Iterator[Example | Skipped]:
+    """The example with these captions and this label, and what was wrong with others."""
+    yield replace(example, captions=note.captions, label=note.label)
+    yield from (Skipped(example.name, example.digest().hex(), warning) for warning in note.warnings)
+
+
 class SourceConfig(BaseModel):
     """How to read a source."""
 
@@ -104,22 +114,22 @@ class Source:
     endings: ClassVar[tuple[str, ...]]  # of the files that are read
     options: ClassVar[tuple[str, ...]] = ()  # fields of SourceConfig that mean something here
     kind: ClassVar[str] = "images"  # recorded in the manifest; recipes depend on it
+    built_in: ClassVar[bool] = False  # needs no files, and less time than starting a worker process
     channels: ClassVar[int] = 3  # 1: grayscale
     default_size: ClassVar[int] = 64  # side of the prepared images
     default_features: ClassVar[str | None] = None  # the extractor to cluster by; None: the best this machine can run
-    built_in: ClassVar[bool] = False  # needs no files, and less time than starting a worker process
 
     def __init__(self, place: str, config: SourceConfig = SourceConfig()) -> None:
         self.place, self.config = place, config
 
     @classmethod
     def matches(cls, place: str) -> bool:
-        """Whether the name of a place alone says that this class reads it."""
+        """Whether the name of a place alone shows that this class reads it."""
         return place.rstrip("/").lower().endswith(cls.endings)
 
     @cached_property
     def files(self) -> Files:
-        """The files at the place, listed once. Not for a source that reads something else."""
+        """The files at the place, listed once."""
         return Files(self.place)
 
     @property
@@ -129,7 +139,7 @@ class Source:
 
     @property
     def class_folders(self) -> tuple[str, ...]:
-        """The folders that could be classes (`--labels folder`): several, and all images are in one of them."""
+        """The folders that could be classes (`--labels folder`): several, with all images."""
         return ()
 
     def list(self) -> Items:
@@ -142,7 +152,9 @@ class Source:
 
     def count(self, items: Sequence[Item]) -> int:
         """How many images there are, about."""
-        return sum(1 if item.stop is None else item.stop - item.start for item in items if item.skipped is None)
+        unknown = sum(size_of(item.stamp) - item.offset for item in items if item.stop == END)
+        ranges = [item for item in items if item.stop != END and not item.skipped]
+        return sum(1 if r.stop is None else r.stop - r.start for r in ranges) + unknown // COMPRESSED_IMAGE
 
 
 SourceClass = TypeVar("SourceClass", bound=type[Source])
@@ -150,7 +162,7 @@ SOURCES: dict[str, type[Source]] = {}
 
 
 def source(name: str, endings: tuple[str, ...] = ()) -> Callable[[SourceClass], SourceClass]:
-    """Register a class of sources as `--format NAME`. Files with these endings (lower case) are read by it."""
+    """Register a class of sources as `--format NAME`. It reads files with these endings (lower case)."""
 
     def register(cls: SourceClass) -> SourceClass:
         if name in SOURCES:
@@ -163,27 +175,23 @@ def source(name: str, endings: tuple[str, ...] = ()) -> Callable[[SourceClass], 
 
 def open_source(place: str, config: SourceConfig = SourceConfig()) -> Source:
     """The source at a place: `digits`, a folder, a file, a pattern of files, or a URL of any of these."""
-    try:
-        place.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"source {sanitize(place)}: the path is not UTF-8; rename it") from error
-    known: dict[str, Any] = {}
-    if config.format is not None:
-        if config.format not in SOURCES:
-            raise UserError(f"--format {config.format}: no such format; {suggest(config.format, list(SOURCES))}")
-        chosen = SOURCES[config.format]
-    elif (named := next((cls for cls in SOURCES.values() if cls.matches(place)), None)) is not None:
-        chosen = named
-    else:
-        known["files"] = files = Files(place)
-        chosen = most_frequent(place, files)
+    if not encodable(place):
+        raise UserError(f"source {sanitize(place)}: the path is not UTF-8; rename it")
+    files = None
+    name = config.format or next((name for name, cls in SOURCES.items() if cls.matches(place)), None)
+    if name is None:
+        files = Files(place)
+        name = most_frequent(files)
+    if name not in SOURCES:
+        raise UserError(f"--format {name}: no such format; {suggest(name, list(SOURCES))}")
     for option in ("labels", "image_column"):
-        value = getattr(config, option)
-        if option not in chosen.options and value != SourceConfig.model_fields[option].default:
-            flag = option.replace("_", "-")
-            raise UserError(f"--{flag} {value}: {place} is read as {chosen.format}, which has no {flag}; leave it out")
-    opened = chosen(place, config)
-    vars(opened).update(known)  # the listing, if it was needed to decide
+        value, default = getattr(config, option), SourceConfig.model_fields[option].default
+        if value != default and option not in SOURCES[name].options:
+            flag = f"--{option.replace('_', '-')}"
+            raise UserError(f"{flag} {value}: {place} is read as {name}, which has no such option; leave it out")
+    opened = SOURCES[name](place, config)
+    if files is not None:
+        opened.files = files
     return opened
 
 
@@ -192,29 +200,24 @@ def is_built_in(place: str) -> bool:
     return any(cls.built_in and cls.matches(place) for cls in SOURCES.values())
 
 
-def most_frequent(place: str, files: Files) -> type[Source]:
-    """The class that reads the most files, the first registered of several; prints what is left out.
+def most_frequent(files: Files) -> str:
+    """The format of the most files, the first registered of several; prints what is left out.
 
-    Of files that share a stem only the first class counts: img2dataset writes a .parquet beside each .tar.
+    Of files that share a stem only the first format counts: img2dataset writes a .parquet beside each .tar.
     """
-    ranks = {ending: rank for rank, cls in enumerate(SOURCES.values()) for ending in cls.endings}
+    formats = list(SOURCES)
+    ranks = {ending: rank for rank, name in enumerate(formats) for ending in SOURCES[name].endings}
     first: dict[str, int] = {}
-    for name in files.stamps:
-        stem, ending = split_ending(name)
+    for stem, ending in map(split_ending, files.stamps):
         if ending in ranks:
-            first[stem] = min(ranks[ending], first.get(stem, ranks[ending]))
-    counts = Counter(first.values())
-    names = list(SOURCES)
-    chosen = min(counts, key=lambda rank: (-counts[rank], rank), default=names.index("folder"))
-    if others := sorted(rank for rank in counts if rank != chosen):
-        left_out = ", ".join(f"{counts[r]:,} of {'/'.join(SOURCES[names[r]].endings[:2])}" for r in others)
-        warnings.warn(
-            f"source {place}: {counts[chosen]:,} files are read as {names[chosen]}; left out: {left_out} files; "
-            f"--format {names[others[0]]} reads those instead",
-            AtollWarning,
-            stacklevel=1,  # one place: printed once
-        )
-    return SOURCES[names[chosen]]
+            first[stem] = min(ranks[ending], first.get(stem, len(formats)))
+    counts = Counter(formats[rank] for rank in sorted(first.values()))
+    (chosen, _), *others = counts.most_common() or [("folder", 0)]
+    if others:
+        left_out = ", ".join(f"{count:,} files for --format {name}" for name, count in others)
+        # one place for all, so that it is printed once
+        warnings.warn(f"source {files.place}: read as {chosen}; left out: {left_out}", AtollWarning, stacklevel=1)
+    return chosen
 
 
 def row_items(name: str, stamp: str, count: int, start: int = 0) -> Items:

@@ -71,7 +71,7 @@ from atoll.islands.order import Order, read_order
 from atoll.models.accounting import flops_forward
 from atoll.pipeline.settings import RunSettings, write_once
 from atoll.pipeline.stages import carry_out
-from atoll.planning.monolith import order_on_everything, write_alone
+from atoll.planning.stage import order_on_everything, write_orders
 from atoll.router.card import read_router_card
 from provenance import commit
 
@@ -346,7 +346,10 @@ def make_run(place: Path, settings: RunSettings, *, known: Path, compare: bool) 
 
 def with_mix(settings: RunSettings, mix: str) -> RunSettings:
     """Settings with another mix of objectives, and without a blind router."""
-    asked, plan = settings.asked.model_copy(update={"mix": mix}), settings.plan.model_copy(update={"mix": mix})
+    asked, plan = (
+        settings.asked.model_copy(update={"objectives": mix}),
+        settings.plan.model_copy(update={"objectives": mix}),
+    )
     comparison = settings.comparison.model_copy(update={"blind": False})
     return settings.model_copy(update={"asked": asked, "plan": plan, "comparison": comparison})
 
@@ -383,7 +386,7 @@ def train_alone(run: Path, name: str, out: Path, settings: RunSettings, told: di
     order = order_on_everything(data, partition, settings.plan, name, "flow")
     change = {"architecture": plan.network, "objective": plan.objective, "training": training}
     order = Order.model_validate(order.model_copy(update=change).model_dump())
-    write_alone(data, partition, run / f"orders-{name}", order)
+    write_orders(run / f"orders-{name}", [order], {}, {"partition": partition.digest}, None)
     atoll("train", run / f"orders-{name}" / f"{name}.json", "--out", out, "--device", "cpu", "--no-sheets")
     own = 3 * flops_forward(plan.network) * training.images
     return {"student": own, "teachers": 0, "monolith": spent["monolith"]}

@@ -48,7 +48,7 @@ def make_planned(run: Path) -> None:
     atoll("partition", run / "data", "-k", "3", "--out", run / "partition")
     settings = ["training.images=1920", "training.batch=32", "training.warmup_images=64", "training.ema_images=64"]
     settings += ["network.width=32", "network.depth=2"]
-    atoll("plan", run / "data", "--mix", "1ddpm:2flow", *[part for s in settings for part in ("--set", s)])
+    atoll("plan", run / "data", "--objectives", "1ddpm:2flow", *[part for s in settings for part in ("--set", s)])
 
 
 def make_demo(run: Path) -> None:

@@ -14,8 +14,8 @@ What stood in a newcomer's way once, and the tests that keep it out (without a f
       data/test_classes.py::test_a_prompt_finds_its_class
  4 plans that ignore what was set, sizes and machines that suit nobody
       planning/test_islands.py::test_a_budget_that_is_cut_takes_warm_up_and_average_with_it
-      planning/test_islands.py::test_what_is_set_is_honoured_or_refused_with_islands
-      planning/test_islands.py::test_every_island_has_a_cluster_before_any_has_two
+      planning/test_islands.py::test_what_is_set_is_honored_or_refused_with_islands
+      planning/test_islands.py::test_clusters_are_shared_by_strength_and_each_island_has_one_first
       planning/test_islands.py::test_machines_as_people_write_them
       planning/test_islands.py::test_every_machine_is_named_in_the_help
       planning/test_recipes.py::test_no_xl_for_465_images

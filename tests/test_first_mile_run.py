@@ -129,7 +129,7 @@ def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, s
     first, second = (Artifact.open(run / "orders", "orders") for run in (one, two))
     assert first.digest == second.digest
     decided = tomllib.loads((one / "run.toml").read_text())
-    assert decided["plan"]["mix"] == f"{decided['partition']['clusters']}flow", "or another default changes it"
+    assert decided["plan"]["objectives"] == f"{decided['partition']['clusters']}flow", "or another default changes it"
     order, _ = read_order(str(one / "orders" / "00.json"))
     assert order.architecture.classes == 4, "the folders are its classes"
     refused = atoll("run", "--out", one, "--hours", "2", check=False)
@@ -157,9 +157,12 @@ def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
         (Asked(hours=0), r"--hours 0: give the time that all of it may take, such as 0\.5"),
         (Asked(hours=math.inf), r"--hours inf: give the time"),
         (Asked(clusters=500), r"-k 500: 400 images are too few; give at most -k 20"),
-        (Asked(mix="30flow"), r"--mix 30flow: 400 images are too few; give at most -k 20"),
-        (Asked(mix="1flow"), r"--mix 1flow: names one expert, a run has two or more"),
-        (Asked(mix="1000000000flow"), r"--mix 1000000000flow: unknown objective '1000000000flow'; use ddpm, flow"),
+        (Asked(objectives="30flow"), r"--objectives 30flow: 400 images are too few; give at most -k 20"),
+        (Asked(objectives="1flow"), r"--objectives 1flow: names one expert, a run has two or more"),
+        (
+            Asked(objectives="1000000000flow"),
+            r"--objectives 1000000000flow: unknown objective '1000000000flow'; use ddpm, flow",
+        ),
         (Asked(size=1000), r"--hours 1: is over before .* give more than 56, or a smaller -k or --size"),
         (Asked(recipe="xl"), r"--hours 1 for latents of 56x8x8: xl does not fit into 8 GiB; the largest that does is"),
         (Asked(recipe=""), r"--recipe : not known; use one of laptop, tiny"),
@@ -231,11 +234,11 @@ def test_a_run_that_was_begun_says_how_it_goes_on(
 
 
 def test_a_mix_says_how_many_experts_there_are(photos: Path) -> None:
-    asked = Asked(hours=0.5, size=32, mix="2ddpm:6flow")
+    asked = Asked(hours=0.5, size=32, objectives="2ddpm:6flow")
     assert size_run(str(photos), asked, TWO_CORES, compare=False).partition.clusters == 8, "for 400 images it is five"
     for mix, said in (("2ddpm:6folw", "unknown objective 'folw'"), ("8flow", "names 8 experts, the partition has 4")):
         with pytest.raises(UserError, match=said):
-            size_run(str(photos), Asked(hours=0.5, mix=mix, clusters=4), TWO_CORES, compare=False)
+            size_run(str(photos), Asked(hours=0.5, objectives=mix, clusters=4), TWO_CORES, compare=False)
 
 
 def test_a_first_try_that_made_nothing_binds_nobody(
@@ -245,8 +248,8 @@ def test_a_first_try_that_made_nothing_binds_nobody(
     first = size_run(str(photos), Asked(hours=0.5, size=256), TWO_CORES, compare=False)
     write_once(Store.at(tmp_path), first)
     with pytest.raises(SystemExit):
-        main(["run", str(photos), "--out", str(tmp_path), "--size", "16", "--mix", "2dpm:2flow"])
-    assert "--mix 2dpm:2flow: unknown objective 'dpm'; use ddpm, flow" in capsys.readouterr().err
+        main(["run", str(photos), "--out", str(tmp_path), "--size", "16", "--objectives", "2dpm:2flow"])
+    assert "--objectives 2dpm:2flow: unknown objective 'dpm'; use ddpm, flow" in capsys.readouterr().err
     assert read_run(Store.at(tmp_path)) == first, "and it is not half forgotten either"
 
 

@@ -14,7 +14,7 @@ from atoll.cli import EXTRAS
 from installs import ROOT, atoll_without, beyond_the_core, project
 
 CORE = {"torch", "numpy", "safetensors", "pydantic", "typer", "rich", "fsspec", "pillow"}
-HEAVY = {"faiss", "pyarrow", "sklearn", "matplotlib", "yaml", "scipy", "pandas", "transformers", "diffusers"}
+HEAVY = {"faiss", "pyarrow", "sklearn", "matplotlib", "scipy", "pandas", "transformers", "diffusers"}
 NOT_AN_ISLANDS = ("atoll.router", "atoll.ensemble", "atoll.exchange", "atoll.partition")
 PRINT_MODULES = "print(*sys.modules)"
 
@@ -45,7 +45,7 @@ def test_every_package_we_name_has_the_version_the_tests_run_with() -> None:
 def test_an_island_needs_the_core_only(planned: Path, tmp_path: Path) -> None:
     """With nothing else installed it leaves the same expert; with everything installed it loads none of it."""
     order, hidden = planned / "orders" / "00.json", beyond_the_core()
-    assert {"faiss", "pyarrow", "sklearn", "matplotlib", "yaml"} <= hidden
+    assert {"faiss", "pyarrow", "sklearn", "matplotlib"} <= hidden
     assert not hidden & {"torch", "numpy", "PIL", "filelock"}
     atoll_without(hidden, "train", order, "--out", tmp_path / "light", "--device", "cpu")
     there = atoll_without((), "train", order, "--out", tmp_path / "full", "--device", "cpu", then=PRINT_MODULES)

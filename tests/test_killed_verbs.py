@@ -21,7 +21,7 @@ ON = "--device cpu --checkpoint-seconds 0"
 LIFE = [
     "prepare digits[:600] --out run/data",
     "partition run/data -k 2",
-    f"plan run/data --mix 1ddpm:1flow --images 640 {TINY} --set acceptance.max_ratio_to_gaussian=1000",
+    f"plan run/data --objectives 1ddpm:1flow --images 640 {TINY} --set acceptance.max_ratio_to_gaussian=1000",
     f"train run/orders/00.json --out experts/00 {ON}",
     f"train run/orders/01.json --out experts/01 {ON}",
     "admit experts/00 experts/01 --out run",

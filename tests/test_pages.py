@@ -70,7 +70,7 @@ STORY = [
     ANEW,
     "atoll plan runs/photos/data --images 2M --set training.batch=256",
     ANEW,
-    "atoll plan runs/photos/data --islands islands.yaml",
+    "atoll plan runs/photos/data --islands islands.toml",
     "rm -rf runs/photos",
     "atoll run ~/photos --out runs/photos --hours 1",
     # docs/training.md
@@ -164,7 +164,7 @@ def test_the_commands_of_the_other_pages(tiny_demo: Path, tmp_path: Path, monkey
     write_photographs(tmp_path / "photos", ("red_tulip", *MORE_CLASSES[1:]), per_class=30, size=64)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "demo").symlink_to(tiny_demo)
-    (tmp_path / "islands.yaml").write_text(blocks(DOCS / "planning.md", "yaml")[0])
+    (tmp_path / "islands.toml").write_text(blocks(DOCS / "planning.md", "toml")[0])
     with chdir(tmp_path):
         for line in STORY:
             if not line.startswith("atoll "):
@@ -181,7 +181,7 @@ def test_the_commands_of_the_other_pages(tiny_demo: Path, tmp_path: Path, monkey
     named: dict[str, Any] = {"x": x, "t": t, "condition": None}
     exec(block.replace('"xl/2"', '"s/2"').replace('condition="tokens", text_width=768, text_length=77', ""), named)
     assert named["answer"].shape == x.shape
-    (tmp_path / "islands.yaml").write_text(blocks(DOCS / "data.md", "yaml")[0])
+    (tmp_path / "islands.toml").write_text(blocks(DOCS / "data.md", "toml")[0])
     with chdir(tmp_path):
         subprocess.run(ANEW, shell=True, check=True)
-        main(["plan", "runs/photos/data", "--islands", "islands.yaml"])
+        main(["plan", "runs/photos/data", "--islands", "islands.toml"])

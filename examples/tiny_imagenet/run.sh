@@ -36,7 +36,7 @@ fi
 $atoll prepare "$source" --out "$run/data" --size 64 --autoencoder "${AUTOENCODER:-taef2}" \
     --features efficientnet-lite0 --text-encoder minilm
 $atoll partition "$run/data" -k "$clusters"
-$atoll plan "$run/data" --mix "${clusters}flow" "$@"
+$atoll plan "$run/data" --objectives "${clusters}flow" "$@"
 # each order could be trained anywhere else: the file and its shards are enough
 $atoll train "$run"/orders/[0-9]*.json --out "$run/trained"
 $atoll admit "$run"/trained/[0-9]* --out "$run"

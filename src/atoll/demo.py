@@ -8,7 +8,7 @@ from .pipeline.settings import Asked, Painting, RunSettings
 from .planning.recipes import PlanConfig, recipe
 
 DEVICE = "cpu"  # bit-exact everywhere, and fast enough for 8x8 images
-MIX = "2ddpm:6flow"
+OBJECTIVES = "2ddpm:6flow"
 
 
 def demo_settings(seed: int) -> RunSettings:
@@ -34,10 +34,10 @@ def settings_for(orders: PlanConfig, seed: int, *, router_images: int, samples: 
     compared = {"routes": ("top-1", "top-2", "threshold-0.2", "full"), "guidances": (2.0, 1.0), "blind": True}
     return RunSettings(
         source="digits",
-        asked=Asked(clusters=8, mix=MIX, seed=seed),
+        asked=Asked(clusters=8, objectives=OBJECTIVES, seed=seed),
         prepare=PrepareConfig(),
         partition=PartitionConfig(clusters=8, seed=seed),
-        plan=orders.model_copy(update={"mix": MIX, "training": training}),
+        plan=orders.model_copy(update={"objectives": OBJECTIVES, "training": training}),
         router_images=router_images,
         evaluation=painting,
         comparison=painting.model_copy(update=compared),

@@ -103,7 +103,7 @@ def hops(
     config = recipe("digits")
     training = config.training.model_copy(update={"images": 8, "batch": 8, "warmup_images": 8, "ema_images": 8})
     network = config.network.model_copy(update={"depth": 1, "patch": 16})
-    planned = config.model_copy(update={"training": training, "network": network, "mix": mix})
+    planned = config.model_copy(update={"training": training, "network": network, "objectives": mix})
     islands = []
 
     def give() -> None:

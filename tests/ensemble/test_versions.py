@@ -397,7 +397,7 @@ def test_what_has_been_taken_away_does_not_stop_a_model_that_paints_without_it(r
 
 
 def test_more_orders_are_accepted_beside_the_first(run: Path) -> None:
-    command = ["plan", str(run / "data"), "--out", str(run / "orders-2"), "--mix", "8flow"]
+    command = ["plan", str(run / "data"), "--out", str(run / "orders-2"), "--objectives", "8flow"]
     main(command)
     version = open_ensemble(Store.at(run))
     assert [reference.path for reference in version.orders] == ["orders", "orders-2"]
@@ -411,7 +411,7 @@ def test_another_partition_begins_anew_while_nobody_has_trained_and_is_refused_a
         main(command)
     assert not (run / "orders-4").exists(), "nothing half-written"
     shutil.rmtree(run / "ensemble")
-    main(["plan", str(run / "data"), "--mix", "8flow", "--out", str(run / "orders-3")])
+    main(["plan", str(run / "data"), "--objectives", "8flow", "--out", str(run / "orders-3")])
     main(command)
     version = open_ensemble(Store.at(run))
     assert (version.version, version.clusters) == (2, 4)

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.artifacts.signing import allowed_line, fingerprint
@@ -27,22 +26,6 @@ from runs import atoll
 @pytest.fixture
 def run(planned: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(planned, tmp_path / "a run"))
-
-
-@pytest.mark.parametrize("launcher", ["skypilot", "slurm", "shell"])
-def test_every_order_has_a_launch_file_that_runs_one_command(launcher: str, run: Path) -> None:
-    place = write_launch(Artifact.open(run / "orders"), launcher, "s3://bucket/it's here")
-    files = sorted(place.path.iterdir())
-    assert [file.stem for file in files] == ["00", "01", "02"]
-    text = files[1].read_text()
-    if launcher == "skypilot":
-        job = yaml.safe_load(text)
-        assert set(job) == {"name", "resources", "setup", "run"}
-        line = job["run"].strip()
-    else:
-        subprocess.run(["sh", "-n", str(files[1])], check=True)
-        line = text.strip().splitlines()[-1].removeprefix("exec ").removeprefix("srun ")
-    assert shlex.split(line) == ["atoll", "join", "s3://bucket/it's here", "--order", "01", "--out", "expert-01"]
 
 
 SBATCH = """#!/bin/bash

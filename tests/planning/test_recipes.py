@@ -9,7 +9,7 @@ import pytest
 from atoll.cli import main
 from atoll.models.accounting import account, flops_forward
 from atoll.models.dit import DiTConfig
-from atoll.planning.recipes import RECIPES, follows, name_for, patch_for, recipe, recipes_worth
+from atoll.planning.recipes import RECIPES, name_for, patch_for, recipe, rescale_hparams, suitable_recipes
 from atoll.router.recipes import router_network, router_training
 from atoll.router.train import ACTIVATIONS
 from atoll.training.memory import footprint, plain_execution
@@ -18,9 +18,9 @@ LATENTS = [(3, 32, 32), (3, 64, 64), (4, 32, 32), (32, 8, 8), (32, 4, 4), (16, 6
 
 
 def test_no_xl_for_465_images() -> None:
-    assert recipes_worth(465) == ["laptop"]
-    assert recipes_worth(12_500)[0] == "tiny"
-    assert recipes_worth(10**7)[0] == "xl"
+    assert suitable_recipes(465) == ["laptop"]
+    assert suitable_recipes(12_500)[0] == "tiny"
+    assert suitable_recipes(10**7)[0] == "xl"
     data = {"source": {"kind": "images"}, "splits": {"train": 465 * 4}}
     assert name_for(data, 4) == "laptop"
 
@@ -62,11 +62,11 @@ def test_what_follows_from_a_change() -> None:
             "network": base.network.model_copy(update={"width": 64}),
         }
     )
-    made = follows(told, base, {"training.images", "training.batch", "network.width"}).training
+    made = rescale_hparams(told, base, {"training.images", "training.batch", "network.width"}).training
     assert made.warmup_images == base.training.warmup_images // 10
     assert made.ema_images == base.training.ema_images // 10
     assert made.learning_rate == pytest.approx(base.training.learning_rate * 0.5 * 2)
-    kept = follows(told, base, {"training.images", "training.warmup_images", "training.learning_rate"}).training
+    kept = rescale_hparams(told, base, {"training.images", "training.warmup_images", "training.learning_rate"}).training
     assert kept.warmup_images == told.training.warmup_images
     assert kept.learning_rate == told.training.learning_rate
 

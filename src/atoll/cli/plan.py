@@ -13,16 +13,13 @@ from rich.table import Table
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import check_plan
 from ..ensemble.versions import Version, clean_run, find_ensemble, place_of
-from ..exchange.renew import accept_orders, plan_onto
-from ..exchange.renew import reissue as reissue_orders
 from ..islands.order import Order, read_order
-from ..planning.assign import PREDICTED
+from ..planning import reissue as again
 from ..planning.islands import read_islands
-from ..planning.launch import check_launcher, write_launch
-from ..planning.monolith import plan_monolith
-from ..planning.recipes import RECIPES, PlanConfig, follows, name_for, recipe
+from ..planning.launch import check_launch, write_launch
+from ..planning.recipes import DIGITS, RECIPES, PlanConfig, name_for, recipe, rescale_hparams
 from ..planning.stage import plan as plan_stage
-from ..training.execution import Execution
+from ..planning.stage import plan_monolith
 from ..training.machines import APPLE, GPUS
 from .progress import progress
 from .settings import names_in, parse_count, read_settings, settings_table, told_changes
@@ -34,11 +31,11 @@ def plan(
     out: Annotated[
         str | None, typer.Option(help="Where the orders go (default: `orders` beside the data; later orders-2, ...)")
     ] = None,
-    mix: Annotated[
-        str | None, typer.Option(help="Objectives: 2ddpm:6flow, or one per cluster: v,flow,... (default: all by flow)")
+    objectives: Annotated[
+        str | None, typer.Option(help="How many of each: 2ddpm:6flow; or one per cluster: v,flow,... (default: flow)")
     ] = None,
     islands: Annotated[
-        Path | None, typer.Option(help="What contributors have (YAML or TOML): sizes and budgets follow from it")
+        Path | None, typer.Option(help="TOML file of contributors' machines: sizes and budgets follow from it")
     ] = None,
     recipe_name: Annotated[
         str | None,
@@ -61,7 +58,7 @@ def plan(
     ] = None,
     reissue: Annotated[
         list[int] | None,
-        typer.Option(help="Give the order of this cluster out anew, to train its expert on; repeat it"),
+        typer.Option(help="A new order for this cluster, to train its expert further; repeat it"),
     ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="With --onto or --reissue: from random weights, not the expert's")
@@ -72,6 +69,9 @@ def plan(
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="With --launch: where `atoll publish` puts the orders; islands join there")
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(help="With --launch skypilot: a clone or URL that pip installs atoll from")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting: --set training.batch=64; repeat it")
@@ -84,9 +84,9 @@ def plan(
 
     Examples:
 
-      atoll plan runs/demo/data --mix 2ddpm:6flow
+      atoll plan runs/demo/data --objectives 2ddpm:6flow
 
-      atoll plan runs/real/data --islands islands.yaml
+      atoll plan runs/real/data --islands islands.toml
 
       atoll plan runs/demo/data --images 128k --set network.depth=4
 
@@ -103,16 +103,19 @@ def plan(
       atoll plan runs/demo/data --launch slurm --url s3://bucket/demo
     """
     if launch is not None:
-        check_launcher(launch)
-    if url is not None and launch is None:
-        raise UserError("--url: has no meaning without --launch; leave it out")
+        check_launch(launch, url, package)
+    elif url is not None or package is not None:
+        raise UserError(f"--{'url' if url else 'package'}: has no meaning without --launch; leave it out")
     flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
-    first_only: dict[str, object] = {"--mix": mix, "--islands": islands, "--recipe": recipe_name, "--init": init}
+    first_only: dict[str, object] = {"--objectives": objectives, "--islands": islands}
+    first_only |= {"--recipe": recipe_name, "--init": init}
     first_only |= {"--config": config, "--seed": seed, "--monolith": monolith or None}
-    asked = {"set": [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]}
+    words = [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]
 
     def change(order: Order) -> Order:
         return read_settings(order, flags=flags, overrides=set_ or ())
+
+    changes = again.Changes(change, words, from_scratch)
 
     if reissue:
         refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
@@ -120,9 +123,9 @@ def plan(
         run.check_creates()
         known = accepted_orders(run)
         where = None if out is None else Store.at(out)
-        orders, version = reissue_orders(run, reissue, where, from_scratch=from_scratch, change=change, asked=asked)
+        orders, version = again.reissue(run, reissue, where, changes)
         tell(orders, version, orders.digest in known)
-        tell_launch(orders, launch, url)
+        tell_launch(orders, launch, url, package)
         return
 
     origin = Artifact.open(data, "data")
@@ -132,31 +135,22 @@ def plan(
     if onto is not None:
         refuse(first_only, "--onto")
         before = Artifact.open(onto, "orders")
-        place = before.store.successor if out is None else Store.at(out)
+        where = None if out is None else Store.at(out)
         known = accepted_orders(run)
         with progress() as display:
-            orders, version = plan_onto(
-                run,
-                origin,
-                cut,
-                before,
-                place,
-                grown_by=grown_by or 0.0,
-                from_scratch=from_scratch,
-                change=change,
-                asked=asked,
-                progress=display,
+            orders, version = again.reissue_grown(
+                run, origin, cut, before, where, changes, grown_by=grown_by or 0.0, progress=display
             )
         tell(orders, version, orders.digest in known)
-        tell_launch(orders, launch, url)
+        tell_launch(orders, launch, url, package)
         return
 
     refuse({"--grown-by": grown_by, "--from-scratch": from_scratch or None}, "the first orders")
-    told = {"mix": mix, **flags}
-    insisted = {name for table in told_changes(config, told, set_ or ()) for name, _ in names_in(table)}
+    told = {"objectives": objectives, **flags}
+    explicit = {name for table in told_changes(config, told, set_ or ()) for name, _ in names_in(table)}
 
     def changed(base: PlanConfig) -> PlanConfig:
-        return follows(read_settings(base, file=config, flags=told, overrides=set_ or ()), base, insisted)
+        return rescale_hparams(read_settings(base, file=config, flags=told, overrides=set_ or ()), base, explicit)
 
     named = recipe_name or name_for(origin.config, cut.config["clusters"])
     usual = changed(recipe(named, origin.config["latent"]["shape"]))
@@ -164,43 +158,41 @@ def plan(
         Console().print(settings_table(usual, f"recipe {named}: {about(named)}"))
         return
     if monolith:
-        refuse({"--islands": islands, "--init": init, "--mix": mix, "--launch": launch}, "--monolith")
+        refuse({"--islands": islands, "--init": init, "--objectives": objectives, "--launch": launch}, "--monolith")
         orders = plan_monolith(origin.store, cut.store, out or run.child("orders-monolith"), usual)
         typer.echo(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
         return
     place = run.child("orders") if out is None else Store.at(out)
     there = find(place) is not None
     machines = read_islands(islands) if islands is not None else ()
+    fixed = recipe_name or named == DIGITS or any(name.startswith("network.") for name in explicit)
     orders = plan_stage(
         origin.store,
         cut.store,
         place,
-        usual if recipe_name else None,
+        usual,
         islands=machines,
-        change=changed,
-        insisted=insisted,
+        recipes=None if fixed else lambda name: changed(recipe(name, origin.config["latent"]["shape"])),
+        explicit=explicit,
         init=None if init is None else Artifact.open(init, "expert"),
     )
     if not machines:
         typer.echo(f"recipe {named}: {about(named)}")
-    tell(orders, accept_orders(run, origin, cut, orders), there)
+    tell(orders, again.accept_orders(run, origin, cut, orders), there)
     if init is not None:
         begun = sum(read_order(f"{orders.store}/{name}")[0].init is not None for name in orders.names())
         typer.echo(f"{begun} of {len(orders.names())} orders begin from {init}, the others from random weights")
-    tell_launch(orders, launch, url)
+    tell_launch(orders, launch, url, package)
     for island, fits in savings(orders.config["islands"]).items():
         typer.echo(f"{island}: fits with {fits}")
     busy = {job["island"] for job in orders.config["islands"]}
-    too_small = orders.config.get("too_small", {})
-    for name, memory in too_small.items():
-        typer.echo(f"left out: {name}, no size fits into {memory:g} GiB")
-    if idle := [island.name for island in machines if island.name not in busy and island.name not in too_small]:
+    if idle := [island.name for island in machines if island.name not in busy]:
         typer.echo(f"no cluster left for: {', '.join(idle)}")
 
 
 assert plan.__doc__ is not None
 plan.__doc__ += f"""
-    Recipes, from small to large: {"; ".join(f"{name} ({one.what})" for name, one in RECIPES.items())}.
+    Recipes, from small to large: {"; ".join(f"{name} ({one.description})" for name, one in RECIPES.items())}.
     Without --recipe, the largest that a cluster has enough images for.
 
     Machines that --islands knows by name: {", ".join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow.
@@ -209,7 +201,7 @@ plan.__doc__ += f"""
 
 def about(name: str) -> str:
     """A recipe in a few words."""
-    return RECIPES[name].what if name in RECIPES else "what the demo trains"
+    return RECIPES[name].description if name in RECIPES else "what the demo trains"
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
@@ -254,19 +246,18 @@ def tell(orders: Artifact, version: Version, there: bool) -> None:
     Console().print(table(orders))
 
 
-def tell_launch(orders: Artifact, launch: str | None, url: str | None) -> None:
+def tell_launch(orders: Artifact, launch: str | None, url: str | None, package: str | None) -> None:
     if launch is not None:
-        typer.echo(f"launch files: {write_launch(orders, launch, url)}")
+        typer.echo(f"launch files: {write_launch(orders, launch, url, package)}")
 
 
 def savings(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Islands that are predicted to need more than a small micro-batch to fit, and what."""
-    how: dict[str, list[str]] = {}
+    how: dict[str, dict[str, None]] = {}
     for job in jobs:
-        words = ", ".join(Execution.model_validate({name: job[name] for name in PREDICTED}).savings)
-        if words and words not in how.setdefault(job["island"], []):
-            how[job["island"]].append(words)
-    return {island: "; or ".join(ways) for island, ways in how.items() if ways}
+        if words := ", ".join(job["savings"]):
+            how.setdefault(job["island"], {})[words] = None
+    return {island: "; or ".join(ways) for island, ways in how.items()}
 
 
 def table(orders: Artifact) -> Table:

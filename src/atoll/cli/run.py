@@ -43,7 +43,7 @@ def run(
         typer.Option(
             "--clusters",
             "-k",
-            help="How many experts (default: as --mix says, or 8, fewer for few images or little time)",
+            help="How many experts (default: as --objectives names, or 8, fewer for few images or little time)",
             min=2,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def run(
     size: Annotated[
         int | None, typer.Option(help="Side of the square images (default: 64)", min=1, max=LARGEST_SIDE)
     ] = None,
-    mix: Annotated[str | None, typer.Option(help="Objectives: 2ddpm:6flow (default: all by flow)")] = None,
+    objectives: Annotated[str | None, typer.Option(help="Such as 2ddpm:6flow (default: all flow)")] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)} (default: what suits data, machine and hours)")
     ] = None,
@@ -77,7 +77,7 @@ def run(
 
       atoll run ~/photos --out runs/photos -k 4 --hours 0.5 --size 32
 
-      atoll run ~/photos --out runs/photos --mix 2ddpm:6flow --until plan
+      atoll run ~/photos --out runs/photos --objectives 2ddpm:6flow --until plan
     """
     if not out:
         raise UserError("--out: missing; say where the run goes, for example --out runs/photos")
@@ -91,8 +91,8 @@ def run(
     on = named_or_best(device)
     check_device(on)
     machine = this_machine(on)
-    told = {"hours": hours, "clusters": clusters, "size": size, "mix": mix, "recipe": recipe, "seed": seed}
-    told["format"] = format_
+    told = {"hours": hours, "clusters": clusters, "size": size, "objectives": objectives, "recipe": recipe}
+    told |= {"seed": seed, "format": format_}
     asked = Asked(**{name: value for name, value in told.items() if value is not None})
     begun = read_run(place)
     wishes = [] if begun is None else others(begun, told)

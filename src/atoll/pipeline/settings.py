@@ -29,7 +29,7 @@ class Asked(BaseModel):
     hours: float | None = None
     clusters: int | None = None
     size: int | None = None
-    mix: str | None = None
+    objectives: str | None = None
     recipe: str | None = None
     seed: int = 0
     format: str | None = None

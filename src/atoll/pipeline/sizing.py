@@ -14,8 +14,8 @@ from ..models.dit import DiTConfig
 from ..partition.config import PartitionConfig
 from ..planning.assign import Job, Option, best_fit, plan_job
 from ..planning.islands import Island
-from ..planning.mix import names_of, read_mix, usual_mix
-from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, recipes_worth
+from ..planning.objectives import assign_objectives, objective_names
+from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, suitable_recipes
 from ..training.machines import GIB, Machine
 from .settings import Asked, Painting, RunSettings
 
@@ -102,7 +102,7 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
     prepare = prepare_settings(source, asked.size, asked.format)
     look = look_at(source, prepare)
     most = clusters_for(source, asked, look.images)
-    fewest = 2 if asked.clusters is None and asked.mix is None else most
+    fewest = 2 if asked.clusters is None and asked.objectives is None else most
     for clusters in range(most, fewest - 1, -1):
         try:
             share = share_out(look, asked, machine, clusters, compare=compare)
@@ -119,7 +119,7 @@ def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> R
         asked=asked,
         prepare=with_enough_unseen(prepare, look.images, clusters),
         partition=PartitionConfig(clusters=clusters, seed=asked.seed),
-        plan=share.plan.model_copy(update={"mix": asked.mix or usual_mix(clusters), "training": training}),
+        plan=share.plan.model_copy(update={"objectives": asked.objectives or f"{clusters}flow", "training": training}),
         evaluation=painting,
         comparison=painting,
     )
@@ -138,7 +138,7 @@ def share_out(look: Look, asked: Asked, machine: Machine, clusters: int, *, comp
     hours = USUAL_HOURS if asked.hours is None else asked.hours
     if not 0 < hours < math.inf:
         raise UserError(f"--hours {hours:g}: give the time that all of it may take, such as 0.5")
-    names = recipes_worth(int(0.9 * look.images / clusters)) if asked.recipe is None else [asked.recipe]
+    names = suitable_recipes(int(0.9 * look.images / clusters)) if asked.recipe is None else [asked.recipe]
     options = [Option(name, recipe(name, look.latent)) for name in names]
 
     def build(network: Network) -> DiTConfig:
@@ -173,10 +173,10 @@ def clusters_for(source: str, asked: Asked, images: int) -> int:
     """How many experts: as told, or as many as the images allow. What cannot be is better known before the work."""
     if images < 2 * FEWEST_PER_CLUSTER:
         raise UserError(f"{source}: has {images} {'image' if images == 1 else 'images'}; a run needs some hundreds")
-    named = None if asked.mix is None else len(names_of(asked.mix)[0])
+    named = None if asked.objectives is None else len(objective_names(asked.objectives))
     clusters = asked.clusters or named or max(2, min(MOST_CLUSTERS, images // IMAGES_PER_CLUSTER))
-    read_mix(asked.mix, OBJECTIVES, clusters)
-    told = f"--mix {asked.mix}" if asked.clusters is None else f"-k {asked.clusters}"
+    assign_objectives(asked.objectives, OBJECTIVES, [0.0] * clusters)
+    told = f"--objectives {asked.objectives}" if asked.clusters is None else f"-k {asked.clusters}"
     if clusters < 2:
         raise UserError(f"{told}: names one expert, a run has two or more; name more, or use `atoll plan`")
     if clusters * FEWEST_PER_CLUSTER > images:
@@ -241,7 +241,7 @@ def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[
             prepare_seconds(look, machine),
         ),
         Stage("partition", f"{clusters} clusters", partition_seconds(look, machine)),
-        Stage("plan", f"one order each, {plan.mix or usual_mix(clusters)}", 2.0),
+        Stage("plan", f"one order each, {plan.objectives or f'{clusters}flow'}", 2.0),
         Stage("train", f"{what}, {machine.cores if machine.kind == 'cpu' else 1} at a time", islands),
         Stage("admit", "measured on images no expert has seen", clusters * JUDGED / rate),
         Stage("router", "learns which expert to ask when", pace(machine) * START_SECONDS / 2 + router),

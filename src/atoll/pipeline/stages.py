@@ -21,9 +21,7 @@ from ..exchange.admit import admit
 from ..executor import Executor, default_workers
 from ..islands.launch import Island, hand_out, over_all, places_for, run_islands
 from ..partition.stage import partition
-from ..planning.monolith import NAME as MONOLITH
-from ..planning.monolith import plan_monolith
-from ..planning.stage import plan
+from ..planning.stage import MONOLITH, plan, plan_monolith
 from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..sampling import Sampling

@@ -1,7 +1,8 @@
-"""Match clusters with islands: who trains which cluster, with which network, for how long."""
+"""Match clusters with islands: which island trains which cluster, with which network, for how long."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,15 +12,14 @@ from ..models.dit import DiTConfig
 from ..models.presets import parse
 from ..training.memory import Fit, fits
 from .islands import Island
-from .mix import Mix
-from .recipes import RECIPES, Network, PlanConfig
+from .recipes import Network, PlanConfig
 
-PREDICTED = ("precision", "micro_batch", "recomputed_blocks", "moments", "average")  # of an execution, in the manifest
+PREDICTED = {"precision", "micro_batch", "recomputed_blocks", "moments", "average"}  # of an execution, in the manifest
 
 
 @dataclass(frozen=True)
 class Job:
-    """One cluster on one island, as predicted; size and budget go into its order, the rest is for people."""
+    """One cluster on one island, as predicted. Size and budget go into its order; the rest is for people."""
 
     cluster: int
     island: str
@@ -30,12 +30,13 @@ class Job:
     cost: float | None
 
     def record(self) -> dict[str, object]:
-        """For the manifest and the table a person reads."""
+        """A row of the manifest's table."""
         return {
             "cluster": self.cluster,
             "island": self.island,
             "size": self.size,
-            **self.fit.execution.model_dump(include=set(PREDICTED)),
+            **self.fit.execution.model_dump(include=PREDICTED),
+            "savings": self.fit.execution.savings,
             "memory_gib": self.fit.memory_gib,
             "images_per_s": self.fit.images_per_s,
             "images": self.images,
@@ -44,43 +45,31 @@ class Job:
         }
 
 
-def match(
-    islands: Sequence[Island], sizes: Sequence[int], mix: Mix | None = None, too_small: Collection[str] = ()
-) -> dict[int, Island]:
-    """An island for every cluster: the largest cluster first, to whoever has none yet, and then to whoever has most
-    work to give per cluster taken.
+@dataclass(frozen=True)
+class Option:
+    """Something an island could train."""
 
-    An island that insists on an objective takes no more clusters than the mix has of it. Islands named in `too_small`
-    take none. One cluster after another without looking back: where islands insist on clusters and objectives both, it
-    may refuse what a search would find.
+    name: str
+    config: PlanConfig
+
+
+def match(islands: Sequence[Island], sizes: Sequence[int]) -> dict[int, Island]:
+    """An island for every cluster of `sizes` [K]: each island gets one before any gets two, then by strength.
+
+    Clusters that an island names go first, and to such an island; then the largest first.
     """
-    taken = {island.name: 0 for island in islands}
-    chosen: dict[int, Island] = {}
-    # clusters somebody asked for go first, or a greedy choice could leave them nobody
-    wanted = {k for island in islands for k in island.clusters or ()}
-    if bad := sorted(k for k in wanted if not 0 <= k < len(sizes)):
+    named = {k for island in islands for k in island.clusters or ()}
+    if bad := sorted(k for k in named if not 0 <= k < len(sizes)):
         raise UserError(f"--islands: cluster {bad[0]} does not exist, the partition has 0 to {len(sizes) - 1}")
-    for cluster in sorted(range(len(sizes)), key=lambda k: (k not in wanted, -sizes[k], k)):
-        willing = [island for island in islands if island.clusters is None or cluster in island.clusters]
-        if not willing:
-            raise UserError(f"--islands: nobody takes cluster {cluster}; let an island leave out `clusters`")
-        fitting = [island for island in willing if island.name not in too_small]
-        if not fitting:
-            names = ", ".join(island.name for island in willing)
-            raise UserError(f"--islands: nobody takes cluster {cluster}, nothing fits on {names}; add a larger island")
-        insisted = [island.objective for island in chosen.values() if island.objective is not None]
-        able = [i for i in fitting if mix is None or i.objective is None or mix.allows(cluster, i.objective, insisted)]
+    chosen: dict[int, Island] = {}
+    for cluster in sorted(range(len(sizes)), key=lambda k: (k not in named, -sizes[k], k)):
+        able = [island for island in islands if island.clusters is None or cluster in island.clusters]
         if not able:
-            assert mix is not None, "without a mix whoever fits is able"
-            wishes = ", ".join(f"{island.name} on {island.objective}" for island in fitting)
-            raise UserError(
-                f"--mix {mix.text}: leaves nobody for cluster {cluster}, islands insist: {wishes}; "
-                "change the mix, or leave out their `objective`"
-            )
-        asked = [island for island in able if island.clusters is not None]
-        best = max(asked or able, key=lambda i: (not taken[i.name], i.strength / (taken[i.name] + 1)))
-        taken[best.name] += 1
-        chosen[cluster] = best
+            raise UserError(f"--islands: no island takes cluster {cluster}; leave out `clusters` of one")
+        taken = Counter(island.name for island in chosen.values())
+        chosen[cluster] = max(
+            able, key=lambda i: (i.clusters is not None, not taken[i.name], i.strength / (taken[i.name] + 1))
+        )
     return chosen
 
 
@@ -92,43 +81,43 @@ def plan_job(
     *,
     samples: int,
     build: Callable[[Network], DiTConfig],
-    insisted: Collection[str] = (),
+    explicit: Collection[str] = (),
 ) -> tuple[Job, PlanConfig]:
-    """What one cluster of `samples` bytes trains on an island that trains `shared` clusters in all, and for how long.
+    """What a cluster of `samples` bytes trains on an island that trains `shared` clusters in all, and for how long.
 
-    Of the options, the largest first: the first that fits and gets through its budget in the hours there are; if none
-    gets that far, the last that fits, for as many images as it can, unless somebody insists on how many.
+    Of the options, the largest first: the first that fits and completes its budget in the hours there are; if none
+    does, the last that fits, for as many images as there is time, unless the number of images is `explicit`.
     """
     hours = island.hours_for_each(shared)
     fitting = [
-        (option, found)
+        (option, fit)
         for option in options
-        if (found := best_fit(island, build(option.config.network), option.config.training.batch, samples=samples))
+        if (fit := best_fit(island, build(option.config.network), option.config.training.batch, samples=samples))
     ]
     if not fitting:
-        raise UserError(refusal(island, options, build))
+        raise UserError(
+            f"--islands {island.name}: {options[-1].name} does not fit into {island.machine.memory:g} GiB; use a "
+            "smaller size or --recipe, leave the island out, or, if it has torchao, set eight_bit = true"
+        )
 
-    def reached(found: Fit) -> float:
-        return found.images_per_s * hours * 3600
+    def seconds(pair: tuple[Option, Fit]) -> float:
+        return pair[0].config.training.images / pair[1].images_per_s
 
-    chosen, found = next((pair for pair in fitting if reached(pair[1]) >= pair[0].config.training.images), fitting[-1])
-    config, training = chosen.config, chosen.config.training
-    budget = training.images
-    if reached(found) < budget:
-        if "training.images" in insisted:
-            need = budget / found.images_per_s / 3600
+    option, fit = next((pair for pair in fitting if seconds(pair) <= 3600 * hours), fitting[-1])
+    training, images = option.config.training, option.config.training.images
+    if seconds((option, fit)) > 3600 * hours:
+        images = int(fit.images_per_s * 3600 * hours) // training.batch * training.batch
+        if images == 0 or "training.images" in explicit:
             raise UserError(
-                f"--islands {island.name}: {budget:,} images of {chosen.name} need {need:,.1f} hours, it has "
-                f"{hours:,.3g} for cluster {cluster}; ask for fewer images, or offer more hours"
+                f"--islands {island.name}: {training.images:,} images of {option.name} need "
+                f"{seconds((option, fit)) / 3600:,.2g} hours, it has {hours:,.2g} for cluster {cluster}; "
+                "give it more, or lower --images"
             )
-        budget = int(reached(found)) // training.batch * training.batch
-    if budget == 0:
-        raise UserError(f"--islands {island.name}: {hours:.2g} hours are not enough for one step; offer more hours")
-    kept = {name.removeprefix("training.") for name in insisted}
-    used = budget / found.images_per_s / 3600
+    used = images / fit.images_per_s / 3600
     cost = None if island.price is None else used * island.price
-    job = Job(cluster, island.name, chosen.name, found, budget, used, cost)
-    return job, config.model_copy(update={"training": training.over(budget, kept)})
+    kept = {name.removeprefix("training.") for name in explicit}
+    config = option.config.model_copy(update={"training": training.over(images, kept)})
+    return Job(cluster, island.name, option.name, fit, images, used, cost), config
 
 
 def best_fit(island: Island, architecture: DiTConfig, batch: int, *, samples: int = 0) -> Fit | None:
@@ -137,34 +126,11 @@ def best_fit(island: Island, architecture: DiTConfig, batch: int, *, samples: in
     return found[0] if found else None
 
 
-@dataclass(frozen=True)
-class Option:
-    """Something an island could train."""
-
-    name: str
-    config: PlanConfig
-
-
-def asked_for(island: Island, config: PlanConfig) -> Option:
-    """The size an island insists on, trained as `config` says."""
+def option_of_size(island: Island, config: PlanConfig) -> Option:
+    """The size that the islands file has for an island, trained as `config` has it."""
     try:
         size, patch = parse(str(island.size))
     except ValueError as error:
         raise UserError(f"--islands {island.name}: {error}") from error
     shape = {"width": size.width, "depth": size.depth, "heads": size.heads, "patch": patch}
     return Option(str(island.size), config.model_copy(update={"network": config.network.model_copy(update=shape)}))
-
-
-def refusal(island: Island, options: Sequence[Option], build: Callable[[Network], DiTConfig]) -> str:
-    """One line that says what does not fit, and what would."""
-    last, memory = options[-1], f"{island.machine.memory:g} GiB"
-    batch = last.config.training.batch
-    what = f"--islands {island.name}: {last.name} does not fit into {memory}"
-    shape = build(last.config.network)
-    smaller = [(name, RECIPES[name].plan(shape.latent).network) for name in reversed(RECIPES)]
-    smaller = [(name, network) for name, network in smaller if network.width < shape.width]
-    largest = next((name for name, network in smaller if best_fit(island, build(network), batch)), None)
-    what += f"; the largest that does is {largest}" if largest else ", and nothing smaller does"
-    extended = island.model_copy(update={"eight_bit": True})
-    helps = best_fit(extended, shape, batch) is not None
-    return f"{what}; with the extra torchao it would: install it there and say eight_bit: true" if helps else what

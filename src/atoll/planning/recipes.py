@@ -42,16 +42,16 @@ class PlanConfig(BaseModel):
     """Everything a plan decides. `training.seed` is the run's; every order draws its own from it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    mix: str | None = Field(default=None, description="such as 2ddpm:6flow; none: all by flow")
+    objectives: str | None = Field(default=None, description="such as 2ddpm:6flow; none: all flow")
     network: Network
     training: Training
-    objectives: dict[str, Objective] = {name: OBJECTIVES[name] for name in ("ddpm", "flow")}
+    objective: dict[str, Objective] = {name: OBJECTIVES[name] for name in ("ddpm", "flow")}
     acceptance: Acceptance = Acceptance()
 
     @property
     def known(self) -> dict[str, Objective]:
-        """Every objective a mix may name, this plan's own before those that all plans know."""
-        return {**OBJECTIVES, **self.objectives}
+        """Every objective that `objectives` may name, this plan's own before those of all plans."""
+        return {**OBJECTIVES, **self.objective}
 
 
 USUAL_LATENT = (4, 32, 32)  # of 256 px through most autoencoders
@@ -71,7 +71,7 @@ def digits() -> PlanConfig:
             ema_images=3_200,
             seed=0,
         ),
-        objectives={
+        objective={
             "ddpm": OBJECTIVES["ddpm"],
             "flow": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=Uniform()),
         },
@@ -82,12 +82,12 @@ def digits() -> PlanConfig:
 class Recipe:
     """A size of expert, and the training that goes with it."""
 
-    what: str
+    description: str
     width: int
     depth: int
     heads: int
     tokens: int  # of an image, at most; larger patches make them fewer
-    worth: int  # training images of a cluster from which on so many weights are worth having
+    min_images: int  # of a cluster's training images, for so many weights
     images: int
     batch: int
     learning_rate: float
@@ -112,8 +112,8 @@ class Recipe:
         return PlanConfig(network=network, training=training)
 
 
-# from small to large; learning rates fall with the width, and were measured for the first two (docs/log.md). `worth` is
-# from experience where there is some: 3M weights suit a cluster of 12,500 photographs (pilot), 600M a million (HDDM)
+# from small to large; learning rates fall with the width, and were measured for the first two (docs/log.md).
+# `min_images` follows two points: 3M weights suit a cluster of 12,500 photographs (a pilot), 600M a million (HDDM)
 RECIPES = {
     "laptop": Recipe("1M weights; an hour for eight on two cores", 128, 4, 4, 64, 0, 200_000, 64, 4e-3),
     "tiny": Recipe(
@@ -147,36 +147,36 @@ def recipe(name: str, latent: Sequence[int] = USUAL_LATENT) -> PlanConfig:
     return RECIPES[name].plan(latent)
 
 
-def recipes_worth(images: int) -> list[str]:
+def suitable_recipes(images: int) -> list[str]:
     """Names of the recipes for a cluster of so many training images, the largest first."""
-    return [name for name in reversed(RECIPES) if RECIPES[name].worth <= images]
+    return [name for name in reversed(RECIPES) if RECIPES[name].min_images <= images]
 
 
 def name_for(data: Mapping[str, Any], clusters: int) -> str:
     """The recipe for a data artifact's config, cut into so many clusters, when none is named."""
     if data["source"]["kind"] == "digits":
         return DIGITS
-    return recipes_worth(data["splits"].get("train", 0) // clusters)[0]
+    return suitable_recipes(data["splits"].get("train", 0) // clusters)[0]
 
 
 def recipe_for(data: Mapping[str, Any], clusters: int) -> PlanConfig:
     return recipe(name_for(data, clusters), data["latent"]["shape"])
 
 
-def follows(told: PlanConfig, base: PlanConfig, insisted: Collection[str]) -> PlanConfig:
-    """What was `told` to change a recipe, with what follows from it: warm-up and average keep their share of the
-    budget, the learning rate goes with the square root of the batch and against the width. What somebody insists on
-    (`training.ema_images`) stays as it is.
+def rescale_hparams(changed: PlanConfig, base: PlanConfig, explicit: Collection[str]) -> PlanConfig:
+    """A `base` recipe as the user `changed` it, with what follows from that.
+
+    Warm-up and average keep their share of the budget, the learning rate scales with sqrt(batch) / width. Settings that
+    are `explicit` (`training.ema_images`) stay.
     """
-    kept = {name.removeprefix("training.") for name in insisted}
-    old, new = base.training, told.training
+    kept = {name.removeprefix("training.") for name in explicit}
+    old, new = base.training, changed.training
     over = old.over(new.images, kept)
-    rate = math.sqrt(new.batch / old.batch) * base.network.width / told.network.width
+    scale = math.sqrt(new.batch / old.batch) * base.network.width / changed.network.width
     update = {
-        "learning_rate": new.learning_rate * rate,
+        "learning_rate": new.learning_rate * scale,
         "warmup_images": over.warmup_images,
         "ema_images": over.ema_images,
     }
-    return told.model_copy(
-        update={"training": new.model_copy(update={k: v for k, v in update.items() if k not in kept})}
-    )
+    training = new.model_copy(update={k: v for k, v in update.items() if k not in kept})
+    return changed.model_copy(update={"training": training})

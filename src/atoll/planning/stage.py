@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
 from ..training.seeds import seed_from
-from .assign import Job, Option, asked_for, best_fit, match, plan_job, refusal
+from .assign import Job, Option, match, option_of_size, plan_job
 from .islands import Island
-from .mix import detail_of, read_mix
-from .recipes import Network, PlanConfig, recipe, recipe_for, recipes_worth
+from .objectives import assign_objectives, high_frequency_energy, objective_names
+from .recipes import Network, PlanConfig, recipe_for, suitable_recipes
 
 KIND = "orders"
-Change = Callable[[PlanConfig], PlanConfig]
+MONOLITH = "monolith"
+Planned = dict[int, tuple[Island, Job, PlanConfig]]
 
 
 def plan(
@@ -33,163 +33,131 @@ def plan(
     config: PlanConfig | None = None,
     *,
     islands: Sequence[Island] = (),
-    change: Change = lambda config: config,
-    insisted: Collection[str] = (),
+    recipes: Callable[[str], PlanConfig] | None = None,
+    explicit: Collection[str] = (),
     init: Artifact | None = None,
 ) -> Artifact:
     """Write one order per cluster to `out`; without a config, by the recipe that fits the data.
 
-    With `islands`, the budget of each order follows from the machine that will take it, and its size too unless
-    `config` gives it or it is `insisted` on (`network.depth`); how it is predicted to train there (execution, memory,
-    hours, cost) is in the manifest. `change` is what the user tells to change in any recipe. With `init`, an expert of
-    the run, orders begin from its weights where their objective allows it. An order names its shards by digest and by
-    their path relative to the run, so the partition and the orders must lie side by side.
+    With `islands`, the budget of each order follows from the machine that will take it; with `recipes` (a recipe by its
+    name, changed as the user wants) its size, too. Settings that are `explicit`, such as `training.images`, hold or are
+    refused. What is predicted of each job is in the manifest. With `init`, an expert of the run, orders begin from its
+    weights where their objective allows it. An order names its shards by digest and by their path relative to the run,
+    so the partition and the orders must lie side by side.
     """
-    origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
-    check_places(origin, cut, Store.at(out))
-    wanted = Wanted(origin, cut, config, change, frozenset(insisted))
-    too_small = islands_too_small(wanted, islands)
-    choices = choose(wanted, islands, too_small)
+    origin, cut = open_parents(data, partition, Store.at(out))
+    config = config or recipe_for(origin.config, int(cut.config["clusters"]))
+    planned = plan_islands(origin, cut, config, islands, recipes, explicit) if islands else {}
+    fixed = {k: island.objective for k, (island, _, _) in planned.items() if island.objective is not None}
+    energy = [0.0] * int(cut.config["clusters"])
+    if len(set(objective_names(config.objectives or ""))) > 1:  # else nothing depends on it, and shards may be far away
+        energy = [high_frequency_energy(cut, k) for k in range(len(energy))]
+    names = assign_objectives(config.objectives, config.known, energy, fixed)
+    begin = None if init is None else reference_to_init(Store.at(out), init)
     settings = {
-        **wanted.usual.model_dump(mode="json"),
-        "chosen": [choice.objective for choice in choices],
-        "islands": [choice.job.record() for choice in choices if choice.job is not None],
-        **({"too_small": too_small} if too_small else {}),
-        "init": None if init is None else reference(Store.at(out), init).model_dump(),
+        **config.model_dump(mode="json"),
+        "chosen": names,
+        "islands": [planned[k][1].record() for k in sorted(planned)],
+        "init": None if begin is None else begin.model_dump(),
     }
-    digests = {"data": origin.digest, "partition": cut.digest}
-    if (there := load_if_same(out, KIND, settings, digests)) is not None:
+    parents = {"data": origin.digest, "partition": cut.digest}
+    if (there := load_if_same(out, KIND, settings, parents)) is not None:
         return there
+    configs = [planned[k][2] if k in planned else config for k in range(len(names))]
+    orders = [make_order(origin, cut, k, name, configs[k]) for k, name in enumerate(names)]
+    if init is not None:
+        orders = begin_from(init, begin, orders)
+    return write_orders(out, orders, settings, parents, origin.manifest.license)
 
-    orders = [make_order(origin, cut, k, choice.objective, choice.config) for k, choice in enumerate(choices)]
-    orders = orders if init is None else begun_from(init, orders, Store.at(out))
-    with ArtifactWriter(out, KIND) as draft:
+
+def plan_monolith(
+    data: str | Path | Store,
+    partition: str | Path | Store,
+    out: str | Path | Store,
+    config: PlanConfig,
+    *,
+    objective: str = "flow",
+) -> Artifact:
+    """Write `monolith.json` to `out`: one network on all clusters, to compare with or for experts to begin from."""
+    origin, cut = open_parents(data, partition, Store.at(out))
+    order = order_on_everything(origin, cut, config, MONOLITH, objective)
+    settings, parents = order.model_dump(mode="json"), {"data": origin.digest, "partition": cut.digest}
+    there = load_if_same(out, KIND, settings, parents)
+    return there or write_orders(out, [order], settings, parents, origin.manifest.license)
+
+
+def order_on_everything(data: Artifact, partition: Artifact, config: PlanConfig, name: str, objective: str) -> Order:
+    """An order for all clusters by DDM's protocol: an expert's steps and learning rate, K times its batch.
+
+    So large a batch takes a higher rate, and where an expert's is too low this one's is further off: compare at several
+    rates (docs/science.md).
+    """
+    clusters, training = int(partition.config["clusters"]), config.training
+    update = {key: getattr(training, key) * clusters for key in ("images", "batch", "warmup_images", "ema_images")}
+    update["seed"] = seed_from(training.seed, "order", name)
+    like = make_order(data, partition, 0, objective, config)
+    changed = {"training": training.model_copy(update=update), "shards": shard_refs(partition, "clusters/")}
+    order = like.model_copy(update={"name": name, "cluster": None, **changed})
+    return Order.model_validate(order.model_dump())
+
+
+def write_orders(
+    out: str | Path | Store,
+    orders: Sequence[Order],
+    settings: dict[str, Any],
+    parents: dict[str, str],
+    license: str | None,
+) -> Artifact:
+    with ArtifactWriter(out, KIND) as writer:
         for order in orders:
-            (draft.folder / f"{order.name}.json").write_bytes(order.to_bytes())
-        return draft.commit(config=settings, parents=digests, license=origin.manifest.license)
+            (writer.folder / f"{order.name}.json").write_bytes(order.to_bytes())
+        return writer.commit(config=settings, parents=parents, license=license)
 
 
-def reference(out: Store, init: Artifact) -> Reference:
-    """An expert by its path in the run that the orders in `out` belong to."""
-    run = out.parent.url.rstrip("/") + "/"
-    if not init.store.url.startswith(run):
-        raise UserError(f"--init {init.store}: lies outside the run {out.parent}; copy it there first")
-    return Reference(path=init.store.url.removeprefix(run), digest=init.digest)
-
-
-def begun_from(init: Artifact, orders: Sequence[Order], out: Store) -> list[Order]:
-    """The orders, those that can begin from the expert `init` naming it; at least one must be able to."""
-    card, named = read_expert_card(init), reference(out, init)
-    reasons = [mismatch(order, card) for order in orders]
-    if all(reasons):
-        raise UserError(f"--init {init.store}: {reasons[0]}")
-    return [
-        order if reason else order.model_copy(update={"init": named})
-        for order, reason in zip(orders, reasons, strict=True)
-    ]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the user wants, of which data: a config, or what to change in whichever recipe fits."""
-
-    data: Artifact
-    partition: Artifact
-    config: PlanConfig | None
-    change: Change
-    insisted: frozenset[str]
-
-    @cached_property
-    def usual(self) -> PlanConfig:
-        """What is trained where no island has its own."""
-        clusters = int(self.partition.config["clusters"])
-        return self.config or self.change(recipe_for(self.data.config, clusters))
-
-    def options(self, island: Island, images: int) -> list[Option]:
-        """What an island may train on a cluster of so many images, the largest first."""
-        if island.size is not None:
-            return [asked_for(island, self.usual)]
-        fixed = self.config is not None or any(name.startswith("network.") for name in self.insisted)
-        if fixed or self.data.config["source"]["kind"] == "digits":
-            return [Option(f"{self.usual.network.width}x{self.usual.network.depth}", self.usual)]
-        latent = self.data.config["latent"]["shape"]
-        return [Option(name, self.change(recipe(name, latent))) for name in recipes_worth(images)]
-
-    def build(self, network: Network) -> DiTConfig:
-        return architecture(self.data.config, network)
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """Training images of every cluster."""
-        return [size["train"] for size in json.loads(self.partition.read("sizes.json"))["clusters"]]
-
-
-def check_places(data: Artifact, partition: Artifact, out: Store) -> None:
-    """Refuse a partition of other data, and orders that could not name their shards."""
-    if partition.manifest.parents.get("data") != data.digest:
+def open_parents(data: str | Path | Store, partition: str | Path | Store, out: Store) -> tuple[Artifact, Artifact]:
+    """Data and partition; refuse a partition of other data, and orders that could not name their shards."""
+    origin, cut = Artifact.open(data, "data"), Artifact.open(partition, "partition")
+    if cut.manifest.parents.get("data") != origin.digest:
         raise UserError(
-            f"{partition.store}: was not made from {data.store}; pass --partition with the one that was, "
+            f"{cut.store}: was not made from {origin.store}; pass --partition with the one that was, "
             "or the data this one was made from"
         )
-    if out.parent != partition.store.parent:
-        raise UserError(f"--out {out}: orders must lie beside the partition, in {partition.store.parent}")
+    if out.parent != cut.store.parent:
+        raise UserError(f"--out {out}: orders must lie beside the partition, in {cut.store.parent}")
+    return origin, cut
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What one cluster trains: the plan's settings, or what its island can do of them."""
-
-    objective: str
-    config: PlanConfig
-    job: Job | None = None
-
-
-def islands_too_small(wanted: Wanted, islands: Sequence[Island]) -> dict[str, float]:
-    """The islands on which nothing fits, with their memory in GiB; not all of them, or there is nobody to plan for.
-
-    One that insists on a size is not left out, but refused.
-    """
-
-    def fits(island: Island) -> bool:
-        options = wanted.options(island.model_copy(update={"size": None}), min(wanted.counts))
-        return any(best_fit(island, wanted.build(o.config.network), o.config.training.batch) for o in options)
-
-    small = [island for island in islands if not fits(island)]
-    if islands and len(small) == len(islands):
-        raise UserError(refusal(small[0], wanted.options(small[0], min(wanted.counts)), wanted.build))
-    return {island.name: island.machine.memory for island in small}
-
-
-def choose(wanted: Wanted, islands: Sequence[Island], too_small: Collection[str]) -> list[Choice]:
-    """One choice per cluster: the recipe's, or what the cluster's island can do."""
-    config, partition = wanted.usual, wanted.partition
-    clusters = int(partition.config["clusters"])
-    mix = read_mix(config.mix, config.known, clusters)
-    several = len(set(mix.names)) > 1  # else nothing hangs on it, and shards may be far away
-    detail = [detail_of(partition, k) if several else 0.0 for k in range(clusters)]
-    if not islands:
-        return [Choice(objective, config) for objective in mix.deal(detail)]
-    for island in islands:
-        if island.objective is not None and island.objective not in config.known:
-            known = ", ".join(sorted(config.known))
-            raise UserError(f"--islands {island.name}: unknown objective {island.objective!r}; use {known}")
-    matched = match(islands, wanted.counts, mix, too_small)
-    chosen = mix.deal(detail, {k: i.objective for k, i in matched.items() if i.objective is not None})
+def plan_islands(
+    data: Artifact,
+    partition: Artifact,
+    config: PlanConfig,
+    islands: Sequence[Island],
+    recipes: Callable[[str], PlanConfig] | None,
+    explicit: Collection[str],
+) -> Planned:
+    """By cluster its island, its job, and what it trains there."""
+    counts = train_counts(partition)
+    matched = match(islands, counts)
     shared = Counter(island.name for island in matched.values())
-    choices = []
-    for k, objective in enumerate(chosen):
-        island = matched[k]
+    planned: Planned = {}
+    for k, island in matched.items():
+        if island.size is not None:
+            options = [option_of_size(island, config)]
+        elif recipes is None:
+            options = [Option(f"{config.network.width}x{config.network.depth}", config)]
+        else:
+            options = [Option(name, recipes(name)) for name in suitable_recipes(counts[k])]
         job, fitted = plan_job(
             island,
             shared[island.name],
             k,
-            wanted.options(island, wanted.counts[k]),
+            options,
             samples=train_bytes(partition, k),
-            build=wanted.build,
-            insisted=wanted.insisted,
+            build=partial(architecture, data.config),
+            explicit=explicit,
         )
-        choices.append(Choice(objective, fitted, job))
-    return choices
+        planned[k] = island, job, fitted
+    return planned
 
 
 def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str, config: PlanConfig) -> Order:
@@ -211,28 +179,48 @@ def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str
     )
 
 
+def reference_to_init(out: Store, init: Artifact) -> Reference:
+    """An expert by its path in the run that the orders in `out` belong to."""
+    run = out.parent.url.rstrip("/") + "/"
+    if not init.store.url.startswith(run):
+        raise UserError(f"--init {init.store}: lies outside the run {out.parent}; copy it there first")
+    return Reference(path=init.store.url.removeprefix(run), digest=init.digest)
+
+
+def begin_from(init: Artifact, named: Reference | None, orders: Sequence[Order]) -> list[Order]:
+    """The orders, those that can begin from the expert `init` naming it; at least one must be able to."""
+    card = read_expert_card(init)
+    reasons = [mismatch(order, card) for order in orders]
+    if all(reasons):
+        raise UserError(f"--init {init.store}: {reasons[0]}")
+    return [o if reason else o.model_copy(update={"init": named}) for o, reason in zip(orders, reasons, strict=True)]
+
+
+def train_counts(partition: Artifact) -> list[int]:
+    """Training images of every cluster."""
+    return [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
+
+
 def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:
     """The train and validation shards below a folder of the partition, by path relative to the run."""
-    names = [name for name in partition.names(under) if name.endswith(".safetensors")]
     return tuple(
         ShardRef(
             path=f"{partition.store.name}/{name}",
             sha256=partition.manifest.files[name].sha256,
             split="train" if Path(name).name.startswith("train-") else "validation",
         )
-        for name in names
+        for name in partition.names(under)
+        if name.endswith(".safetensors")
     )
 
 
 def train_bytes(partition: Artifact, cluster: int) -> int:
-    """Bytes of a cluster's train shards: what they take in memory, but for a header."""
-    listed = partition.manifest.files
-    names = partition.names(f"clusters/{cluster:02d}/train-")
-    return sum(listed[name].bytes for name in names if name.endswith(".safetensors"))
+    """Bytes of a cluster's train shards: about the memory they take."""
+    return sum(partition.manifest.files[name].bytes for name in partition.names(f"clusters/{cluster:02d}/train-"))
 
 
 def architecture(data: Mapping[str, Any], network: Network) -> DiTConfig:
-    """The network for this data: what it is conditioned on follows from what the data has."""
+    """The network for this data: its condition follows from what the data has."""
     text = None if data["text"] is None else TextConfig.model_validate(data["text"])
     known: dict[str, Any] = {"condition": "none"}
     if text is not None and text.kind == "words":

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
-from ..artifacts import Artifact
+from ..artifacts import Artifact, UserError
 from ..islands.order import Order
 from ..models.accounting import flops_forward
 from ..models.dit import DiTConfig
 from ..models.router import RouterConfig
-from ..planning.recipes import Network, recipe_for
-from ..planning.stage import architecture
 from ..training.recipe import Training
 from ..training.seeds import seed_from
 from .train import RouterPlan
 
-DIGITS = (
-    Network(width=64, depth=2, heads=4, patch=4, activation="silu"),
+DIGITS: tuple[dict[str, Any], Training] = (
+    {"width": 64, "depth": 2, "heads": 4, "patch": 4, "activation": "silu", "out_channels": None},
     Training(
         images=76_800,
         batch=128,
@@ -84,29 +83,23 @@ def fits_tokens(patch: int, expert: DiTConfig) -> bool:
     return (height // patch) * (width // patch) >= min(FEWEST_TOKENS, height * width)
 
 
-def router_plan(
-    data: Artifact, partition: Artifact, *, blind: bool, seed: int, experts: Sequence[Order] = ()
-) -> RouterPlan:
-    """A router for this data: it sees what the experts see, or with `blind` the latent and the time only.
-
-    `experts` are those it is to run beside, as ordered; without any, those of the recipe for this data.
-    """
-    config = data.config | ({"text": None, "labels": None} if blind else {})
-    clusters = int(partition.config["clusters"])
+def router_plan(data: Artifact, partition: Artifact, *, blind: bool, seed: int, experts: Sequence[Order]) -> RouterPlan:
+    """A router beside these `experts`, as ordered: it sees what they see, or with `blind` the latent and time only."""
+    if not experts:
+        raise UserError(f"{data.store.parent}: has no orders, which size the router; run `atoll plan` first")
+    expert, learns = sorted(
+        ((order.architecture, order.training) for order in experts), key=lambda pair: flops_forward(pair[0])
+    )[len(experts) // 2]
     if data.config["source"]["kind"] == "digits":
-        network, training = DIGITS
-        trunk = architecture(config, network)
+        shape, training = DIGITS
+        trunk = replace(expert, **shape)
     else:
-        usual = recipe_for(data.config, clusters)
-        pairs = [(order.architecture, order.training) for order in experts]
-        pairs = pairs or [(architecture(data.config, usual.network), usual.training)]
-        expert, learns = sorted(pairs, key=lambda pair: flops_forward(pair[0]))[len(pairs) // 2]
         trunk = router_network(expert)
         training = router_training(trunk, learns)
-        if blind:
-            trunk = blinded(trunk)
+    if blind:
+        trunk = blinded(trunk)
     return RouterPlan(
-        network=RouterConfig(trunk=trunk, clusters=clusters),
+        network=RouterConfig(trunk=trunk, clusters=int(partition.config["clusters"])),
         training=training.model_copy(update={"seed": seed_from(seed, "router")}),
     )
 

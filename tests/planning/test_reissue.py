@@ -161,7 +161,7 @@ def test_an_island_finds_what_it_is_to_train_on(late: Path, tmp_path: Path) -> N
 
 MISTAKES = {
     "no such cluster": ("{run} --reissue 9", "--reissue 9: no such cluster; the model has 0 to 3"),
-    "a mix": ("{run} --reissue 1 --mix 4flow", "--mix: has no meaning with --reissue"),
+    "a mix": ("{run} --reissue 1 --objectives 4flow", "--objectives: has no meaning with --reissue"),
     "a share": ("{run}/data-2 --grown-by 0.5", "--grown-by: has no meaning with the first orders"),
     "no number": ("{run} --reissue 1 --images many", "--images many: give a whole number"),
     "another network": (

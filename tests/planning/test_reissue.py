@@ -166,7 +166,7 @@ MISTAKES = {
     "no number": ("{run} --reissue 1 --images many", "--images many: give a whole number"),
     "another network": (
         "{run} --reissue 1 --set architecture.depth=3",
-        "--set architecture: cannot be changed in order 01, since its expert is trained on: add --from-scratch",
+        "--set architecture: cannot be changed in order 01, since it begins from an expert: add --from-scratch",
     ),
     "another cluster": ("{run} --reissue 1 --set cluster=2", "--set cluster: cannot be changed in order 01"),
     "no such setting": ("{run} --reissue 1 --set training.speed=3", "speed: extra inputs are not permitted"),
@@ -202,7 +202,7 @@ def test_a_lost_expert_cannot_be_trained_on(run: Path, capsys: pytest.CaptureFix
     shutil.rmtree(run / member.path)
     with pytest.raises(SystemExit):
         main(["plan", str(run), "--reissue", "1"])
-    assert f"{member.path}: is missing, so it cannot be trained on" in capsys.readouterr().err
+    assert f"{member.path}: is missing, so it cannot be trained further" in capsys.readouterr().err
     main(["plan", str(run), "--reissue", "1", "--from-scratch"])
 
 

@@ -114,7 +114,7 @@ def reissue_grown(
         )
     now, then = train_counts(partition), train_counts(open_reference(run, partitions[-2], "partition"))
     grown = [k for k in range(len(now)) if now[k] > then[k] and now[k] >= (1 + grown_by) * then[k]]
-    request = changes.request(grown_by=grown_by)
+    request = changes.request(grown_by=grown_by, onto=onto.digest)
     if (done := requested_before(run, version, partition, request)) is not None:
         return done, version
     if onto.digest != version.orders[-1].digest:

@@ -150,9 +150,10 @@ def test_captions_beside_images_and_in_lists(tmp_path: Path) -> None:
         ("a/b/4.png", "bad caption: not text"),
         ("a/b/gone.png", "caption without image"),
         ("a/z.jsonl:4", "bad caption: not a record with file_name"),
-        ("broken.png", "unreadable"),
+        ("broken.png", "not a file"),
         ("disk.image", "file too large"),
         ("lonely.txt", "caption without image"),
+        ("pipe.png", "not a file"),
     ]
 
 

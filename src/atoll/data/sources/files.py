@@ -60,7 +60,7 @@ class Files:
 
     @cached_property
     def below(self) -> dict[str, str]:
-        """{name relative to the root: stamp} of all files below the root, sorted; without a stamp, of a broken link."""
+        """{name relative to the root: stamp} of all below the root, sorted; the stamp of a broken link or a pipe is ""."""
         try:
             if self.is_file:
                 found = {self.path: stamp_of(with_retries(lambda: self.system.info(self.path), self.place))}
@@ -132,9 +132,8 @@ def local_files(root: str) -> Iterator[tuple[str, str]]:
                 found = os.stat(path)
             except OSError:
                 yield path, ""
-                continue
-            if stat.S_ISREG(found.st_mode):  # no pipe or device
-                yield path, f"{found.st_size}-{found.st_mtime_ns}"
+            else:
+                yield path, f"{found.st_size}-{found.st_mtime_ns}" if stat.S_ISREG(found.st_mode) else ""
 
 
 def stamp_of(info: dict[str, Any]) -> str:

@@ -54,7 +54,9 @@ class Folder(Source):
         others = {ending for cls in SOURCES.values() if cls is not Folder for ending in cls.endings}
         for name, stamp in listed.items():
             stem, ending = split_ending(name)
-            if ending in others:
+            if not stamp:
+                items.append(Item(name, skipped=("not a file", "a broken link, a pipe or a device")))
+            elif ending in others:
                 items.append(Item(name, stamp, skipped=("not an image", f"a {ending} file")))
             elif size_of(stamp) > LARGEST_FILE:
                 items.append(Item(name, stamp, skipped=("file too large", f"{size_of(stamp)} bytes")))

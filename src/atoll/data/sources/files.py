@@ -60,7 +60,7 @@ class Files:
 
     @cached_property
     def below(self) -> dict[str, str]:
-        """{name relative to the root: stamp} of all below the root, sorted; the stamp of a broken link or a pipe is ""."""
+        """{name below the root: stamp} of all files there, sorted. A broken link or a pipe has the stamp ""."""
         try:
             if self.is_file:
                 found = {self.path: stamp_of(with_retries(lambda: self.system.info(self.path), self.place))}

@@ -72,7 +72,7 @@ def test_a_stray_tar_or_table_hides_no_images_and_is_named(tmp_path: Path) -> No
     (place / "backup.tar").write_bytes(tar({"a.png": b"x"}))
     (place / "numbers.parquet").write_bytes(b"x")
     with pytest.warns(
-        AtollWarning, match="read as folder; left out: 1 files for --format webdataset, 1 files for --format p"
+        AtollWarning, match="read as folder; files left out: 1 \\(--format webdataset\\), 1 \\(--format p"
     ):
         opened = open_source(str(place))
     examples, skipped = everything(opened)

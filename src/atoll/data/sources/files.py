@@ -19,7 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from ...artifacts import UserError
+from ...artifacts import UserError, sanitize
 from ...artifacts.credentials import credentials_missing
 
 WILDCARDS = re.compile(r"[*?[]")
@@ -164,7 +164,9 @@ def with_retries(read: Callable[[], Result], place: str) -> Result:
             if denied and "://" not in place:
                 raise
             if denied or pause is None:  # an expired key denies every file that follows, not only this one
-                problem = credentials_missing(error) or f"cannot be read ({type(error).__name__}: {error})"
+                problem = (
+                    credentials_missing(error) or f"cannot be read ({type(error).__name__}: {sanitize(str(error))})"
+                )
                 raise UserError(f"source {place}: {problem}; run the same command again to resume") from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")

@@ -214,9 +214,9 @@ def most_frequent(files: Files) -> str:
     counts = Counter(formats[rank] for rank in sorted(first.values()))
     (chosen, _), *others = counts.most_common() or [("folder", 0)]
     if others:
-        left_out = ", ".join(f"{count:,} files for --format {name}" for name, count in others)
+        left_out = ", ".join(f"{count:,} (--format {name})" for name, count in others)
         # one place for all, so that it is printed once
-        warnings.warn(f"source {files.place}: read as {chosen}; left out: {left_out}", AtollWarning, stacklevel=1)
+        warnings.warn(f"source {files.place}: read as {chosen}; files left out: {left_out}", AtollWarning, stacklevel=1)
     return chosen
 
 

@@ -44,7 +44,7 @@ from atoll.artifacts import link
 from atoll.artifacts.known_digests import forget
 from atoll.data.space import LatentConfig
 from atoll.ensemble import Full, Mixture, TopK
-from atoll.ensemble.engine import ExpertEngine
+from atoll.ensemble.pool import ExpertEngine
 from atoll.ensemble.residency import Residency, Running, Stored
 from atoll.ensemble.routing import replayed_router
 from atoll.ensemble.weights import Filling, Layout, Precision, layout_of, open_weights

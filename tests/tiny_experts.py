@@ -8,7 +8,7 @@ import torch
 
 from atoll.artifacts import Artifact
 from atoll.data.space import LatentConfig
-from atoll.ensemble.engine import ExpertEngine
+from atoll.ensemble.pool import ExpertPool
 from atoll.ensemble.residency import Residency, Running, Stored
 from atoll.ensemble.weights import Precision, layout_of, open_weights
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
@@ -75,7 +75,7 @@ def stored(place: Path, precision: Precision = "float32", *, int8: bool = False)
     return Stored(expert.card, open_weights(path, entry.sha256, config), layout_of(config, precision, int8=int8))
 
 
-def engine(
+def pool(
     places: list[Path],
     slots: int | None = None,
     *,
@@ -83,11 +83,11 @@ def engine(
     int8: bool = False,
     devices: tuple[str, ...] = ("cpu",),
     **running: object,
-) -> ExpertEngine:
+) -> ExpertPool:
     experts = [stored(place, precision, int8=int8) for place in places]
     on = [torch.device(name) for name in devices]
     residency = Residency(experts, slots or len(experts), on, Running(**running))  # type: ignore[arg-type]
-    return ExpertEngine(residency, LinearFlow())
+    return ExpertPool(residency, LinearFlow(), len(places), {k: k for k in range(len(places))})
 
 
 def question(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Condition]:

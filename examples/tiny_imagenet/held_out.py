@@ -19,7 +19,7 @@ import torch
 
 import atoll
 from atoll.artifacts import Store, write_atomic
-from atoll.ensemble.versions import open_ensemble, open_reference
+from atoll.registry.versions import open_ensemble, open_reference
 from atoll.evaluation.real import RealData
 from atoll.sampling import Sampling, image_seeds
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .artifacts import UserError
-    from .model import Model, Moment, Sampling, load
+    from .model import Model, Sampling, StepInfo, load
 
 __version__ = "0.1.0"
-__all__ = ["Model", "Moment", "Sampling", "UserError", "__version__", "load"]
+__all__ = ["Model", "Sampling", "StepInfo", "UserError", "__version__", "load"]
 
 
 def __getattr__(name: str) -> object:

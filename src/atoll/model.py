@@ -18,20 +18,16 @@ from .convert.release import is_release, read_release, to_pipeline
 from .data.classes import class_number, class_title
 from .data.space import LatentConfig, TextConfig
 from .data.text import text_encoder
-from .ensemble.asking import AskedEvery
 from .ensemble.load import Ensemble, load_ensemble
 from .ensemble.missing import ExpertsMissing
-from .ensemble.mixture import Mixture
 from .ensemble.placing import Placement, SingleExpert, load_single_expert
-from .ensemble.record import Glimpse, RouteWatch, WatchedRoute
-from .ensemble.routes import Fixed, parse_route
+from .ensemble.routes import parse_route
 from .islands.expert import KIND as EXPERT
 from .models.autoencoders import load_autoencoder
 from .process import Condition, Denoiser, Opposed
-from .sampling import Sampling as Sampling  # for whoever imports the model
-from .sampling import Step, image_seeds
-from .sampling import stream as paint
-from .sampling.out_of_step import paint_out_of_step
+from .sampling import Routed, Step, image_seeds
+from .sampling import Sampling as Sampling  # for those who import the model
+from .sampling import stream as sample
 from .training.execution import named_or_best
 from .training.resources import parse_memory, usable
 
@@ -77,35 +73,24 @@ class Model:
         route: str | None = None,
         solver: str | None = None,
         batch: int = 64,
-        callback: Callable[[Moment], None] | None = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        generator: object = None,
+        callback: Callable[[StepInfo], None] | None = None,
     ) -> list[Image.Image]:
-        """Paint one image per prompt: `generate("a cat")` is one, `generate(["a cat"] * 4)` are four.
+        """One image per prompt: `generate("a cat")` is one, `generate(["a cat"] * 4)` are four.
 
         prompts            a text or a list of N; for a model of labels, names or numbers of classes
         negative_prompt    what to guide away from, instead of from no prompt: one for all, or a list of N
         seed               image i uses seed + i, or the i-th of a list of N
-        steps, guidance, route, solver   what is asked for most; all else is a field of `sampling` (docs/sampling.md),
-                           whose values these replace. Guidance 1 is none
+        steps, guidance, route, solver   the most used fields of `sampling` (docs/sampling.md), which they replace
         batch              images the networks see at a time
-        callback           called after every step of every batch; it may look, and changes nothing
-        num_inference_steps, guidance_scale   diffusers' names for `steps` and `guidance`
+        callback           called after every step of some images; it cannot change them
 
         Returns N pictures, in the order of the prompts.
         """
-        refuse_generator(generator)
-        asked = listed(prompts)
-        chosen = changed(
-            sampling,
-            steps=one_of("steps", steps, "num_inference_steps", num_inference_steps),
-            guidance=one_of("guidance", guidance, "guidance_scale", guidance_scale),
-            route=route,
-            solver=solver,
-        )
-        seeds = image_seeds(seed, len(asked))
-        latents = self.latents(asked, seeds, chosen, negative=negative_prompt, batch=batch, callback=callback)
+        chosen = changed(sampling, steps=steps, guidance=guidance, route=route, solver=solver)
+        given = listed(prompts)
+        seeds = image_seeds(seed, len(given))
+        on_step = None if callback is None else lambda step: callback(self._info(step, chosen.steps))
+        latents = self.latents(given, seeds, chosen, negative=negative_prompt, batch=batch, on_step=on_step)
         return to_pil(self.decode(latents))
 
     def stream(
@@ -120,16 +105,16 @@ class Model:
         route: str | None = None,
         solver: str | None = None,
         batch: int = 64,
-    ) -> Iterator[Moment]:
-        """The images of `generate` with the same arguments, step by step, and no step before it is asked for.
+    ) -> Iterator[StepInfo]:
+        """The images of `generate` with the same arguments, step by step; a step is computed when it is asked for.
 
         Every step of the first `batch` images comes before those of the next; the last step of an image finishes it.
+        Where experts take turns in memory, images advance independently.
         """
-        asked = listed(prompts)
         chosen = changed(sampling, steps=steps, guidance=guidance, route=route, solver=solver)
-        seen = Glimpse()
-        walk = self._walk(asked, negative_prompt, image_seeds(seed, len(asked)), chosen, batch, seen.add)
-        return (self._moment(rows, step, chosen.steps, seen) for rows, step in walk)
+        given = listed(prompts)
+        walk = self._steps(given, image_seeds(seed, len(given)), chosen, negative_prompt, batch)
+        return (self._info(step, chosen.steps) for step in walk)
 
     def latents(
         self,
@@ -140,35 +125,17 @@ class Model:
         negative: Prompts | None = None,
         batch: int = 64,
         progress: Progress | None = None,
-        callback: Callable[[Moment], None] | None = None,
-        watch: RouteWatch | None = None,
+        on_step: Callable[[Step], None] | None = None,
     ) -> Tensor:
-        """Normalized latents [N, C, H, W] for N prompts and their seeds; image i depends on seed i only.
-
-        `callback` sees every step, `watch` every routing. Where experts take turns, images go in step for a callback
-        only.
-        """
-        seen = Glimpse()
-        watchers: list[RouteWatch] = [] if callback is None else [seen.add]
-        watchers += [] if watch is None else [watch]
-        if callback is None and (unhurried := self._taking_turns(sampling, *watchers)) is not None:
-            return paint_out_of_step(
-                unhurried,
-                self.latent.shape,
-                seeds,
-                self.guided_condition(prompts, negative, sampling),
-                self.settled(sampling),
-                batch=batch,
-                device=self.device,
-                progress=progress,
-            )
-        latents = torch.empty(len(seeds), *self.latent.shape, device=self.device)
-        for rows, step in self._walk(prompts, negative, seeds, sampling, batch, *watchers):
-            latents[rows] = step.after
-            if callback is not None:
-                callback(self._moment(rows, step, sampling.steps, seen))
+        """Normalized latents [N, C, H, W] for N prompts and their seeds; image i depends on seed i only."""
+        latents, done = torch.empty(len(seeds), *self.latent.shape, device=self.device), 0
+        for step in self._steps(prompts, seeds, sampling, negative, batch):
+            if step.latents is not None:
+                latents[step.images] = step.latents
+            if on_step is not None:
+                on_step(step)
+            done += step.rows.stop - step.rows.start
             if progress is not None:
-                done = rows.start * sampling.steps + (step.index + 1) * (rows.stop - rows.start)
                 progress(done, len(seeds) * sampling.steps)
         return latents
 
@@ -256,8 +223,8 @@ class Model:
         assert self.classes is not None
         return class_number(prompt, self.classes, self.class_names)
 
-    def settled(self, sampling: Sampling) -> Sampling:
-        """The same with nothing left open: which route, in what precision; no guidance where no prompt can guide."""
+    def resolved(self, sampling: Sampling) -> Sampling:
+        """The same with the model's own route and precision filled in; no guidance where no prompt can guide."""
         if isinstance(self.body, SingleExpert) and sampling.route is not None:
             raise UserError(
                 f"--route {sampling.route}: this is a single expert, there is nothing to route; leave it out"
@@ -270,36 +237,24 @@ class Model:
             precision="bfloat16" if sampling.precision_on(self.device) is torch.bfloat16 else "float32",
         )
 
-    def denoiser(self, sampling: Sampling = Sampling(), *watchers: RouteWatch) -> Denoiser:
-        """The model as one denoiser on the reference path; the watchers see what is routed."""
-        sampling = self.settled(sampling)
-        assert sampling.precision != "auto", "settled"
+    def denoiser(self, sampling: Sampling = Sampling()) -> Denoiser | Routed:
+        """The model as one denoiser on the sampling path."""
+        sampling = self.resolved(sampling)
+        assert sampling.precision != "auto", "resolved"
         if isinstance(self.body, SingleExpert):
             return self.body.denoiser(sampling.precision)
-        assert sampling.route is not None, "settled"
-        route = parse_route(sampling.route)
-        # one that is fixed at the first step has no use for later answers
-        every = sampling.steps if isinstance(route, Fixed) else sampling.route_every
-        for watch in watchers:
-            route = WatchedRoute(route, watch)
-        mixture = self.body.mixture(route, sampling.guidance_weights, sampling.precision)
-        if every == 1:
-            return mixture
-        return replace(mixture, router=AskedEvery(mixture.router, sampling.times(mixture.schedule), every))
+        assert sampling.route is not None, "resolved"
+        return self.body.mixture(parse_route(sampling.route), sampling.precision)
 
     def takes_turns(self, sampling: Sampling = Sampling()) -> bool:
-        """Whether not all of its experts are there at a time, so that many images at once are painted faster."""
-        return self._taking_turns(sampling) is not None
-
-    def _taking_turns(self, sampling: Sampling, *watchers: RouteWatch) -> Mixture | None:
-        """The model's mixture if not all of its experts are there at a time: its images then need not go in step."""
-        denoiser = self.denoiser(sampling, *watchers)
-        return denoiser if isinstance(denoiser, Mixture) and denoiser.takes_turns else None
+        """Whether not all of its experts fit in memory, so that many images at once are faster."""
+        denoiser = self.denoiser(sampling)
+        return isinstance(denoiser, Routed) and denoiser.residents is not None
 
     @property
-    def said(self) -> str:
+    def placement(self) -> str:
         """Where the experts are and why, in one line."""
-        return self.body.placed.said
+        return self.body.placed.summary
 
     def to_diffusers(self) -> Any:
         """The model as a diffusers pipeline, with its own copy of the weights in float32.
@@ -308,58 +263,59 @@ class Model:
         """
         return to_pipeline(self.body, self.latent, self.text, self.device)
 
-    def _walk(
+    def _steps(
         self,
         prompts: Sequence[str | int],
-        negative: Prompts | None,
         seeds: Sequence[int],
         sampling: Sampling,
+        negative: Prompts | None,
         batch: int,
-        *watchers: RouteWatch,
-    ) -> Iterator[tuple[slice, Step]]:
-        sampling = self.settled(sampling)
-        denoiser, condition = self.denoiser(sampling, *watchers), self.guided_condition(prompts, negative, sampling)
-        return paint(denoiser, self.latent.shape, seeds, condition, sampling, batch=batch, device=self.device)
+    ) -> Iterator[Step]:
+        sampling = self.resolved(sampling)
+        condition = self.guided_condition(prompts, negative, sampling)
+        denoiser = self.denoiser(sampling)
+        return sample(denoiser, self.latent.shape, seeds, condition, sampling, batch=batch, device=self.device)
 
-    def _moment(self, rows: slice, step: Step, steps: int, seen: Glimpse) -> Moment:
-        # copies: what a router or a route keeps must not be changed by who looks at it
-        routed = [part.to("cpu", torch.float32, copy=True) for part in seen.taken() or ()]
-        weights, shares = routed or (None, None)
-        last = step.index + 1 == steps
-        return Moment(
-            images=range(rows.start, rows.stop),
-            step=step.index + 1,
-            steps=steps,
-            time=step.time,
-            x0=step.x0,
-            weights=weights,
-            shares=shares,
+    def _info(self, step: Step, steps: int) -> StepInfo:
+        # copies: a router or a route may keep what it returned
+        weights, chosen = (part.to("cpu", torch.float32, copy=True) for part in (step.weights, step.chosen))
+        alone, images = isinstance(self.body, SingleExpert), range(step.images.start, step.images.stop)
+        return StepInfo(
+            images,
+            step.index + 1,
+            steps,
+            step.time,
+            weights=None if alone else weights,
+            expert_weights=None if alone else chosen,
             _model=self,
-            _latents=step.after if last else None,
+            _step=step,
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
-    """Some images of a call after one step, as a watcher sees them. Whatever is done with it, the images stay.
+class StepInfo:
+    """Some images of a call after one step.
 
-    images    their places in the call's list of prompts
-    step      1 .. steps
-    time      the t at which the model was asked: 1 is noise, 0 is data
-    x0        the clean latents as estimated there [B, C, H, W], on the model's device
-    weights   the router's p(k | x, t, prompt) [B, K], on the CPU; None for a single expert
-    shares    what each expert counted for after the route [B, K], on the CPU; None for a single expert
+    images           their places in the call's list of prompts
+    step             1 .. steps
+    time             the t of the velocity: 1 is noise, 0 is data
+    weights          the router's p(k | x, t, prompt) [B, K], on the CPU; None for a single expert
+    expert_weights   the same after the route [B, K], on the CPU; None for a single expert
     """
 
     images: range
     step: int
     steps: int
     time: float
-    x0: Tensor = field(repr=False)
     weights: Tensor | None = field(repr=False)
-    shares: Tensor | None = field(repr=False)
+    expert_weights: Tensor | None = field(repr=False)
     _model: Model = field(repr=False)
-    _latents: Tensor | None = field(repr=False)
+    _step: Step = field(repr=False)
+
+    @property
+    def x0(self) -> Tensor:
+        """The clean latents as estimated at `time` [B, C, H, W], on the model's device."""
+        return self._step.x0
 
     @property
     def previews(self) -> list[Image.Image]:
@@ -368,13 +324,13 @@ class Moment:
 
     @property
     def decoded(self) -> list[Image.Image]:
-        """The estimate as the autoencoder decodes it: full size, at its price."""
+        """The estimate as the autoencoder decodes it: full size, and slower."""
         return to_pil(self._model.decode(self.x0))
 
     @property
     def finished(self) -> list[Image.Image] | None:
         """The images themselves, at their last step."""
-        return None if self._latents is None else to_pil(self._model.decode(self._latents))
+        return None if self._step.latents is None else to_pil(self._model.decode(self._step.latents))
 
 
 def listed(prompts: Prompts) -> list[str | int]:
@@ -392,23 +348,6 @@ def texts(prompts: Sequence[str | int]) -> list[str]:
         if not isinstance(prompt, str):
             raise UserError(f"--prompt {prompt}: this model reads no class numbers; write a text in quotes")
     return [str(prompt) for prompt in prompts]
-
-
-def one_of(ours: str, value: Number | None, theirs: str, same: Number | None) -> Number | None:
-    """A value that may come under diffusers' name."""
-    if value is not None and same is not None:
-        raise UserError(f"{theirs}: is diffusers' name for {ours}; give one of the two")
-    return same if value is None else value
-
-
-def refuse_generator(generator: object) -> None:
-    """Noise belongs to an image here and not to a call: it is asked for by number."""
-    if generator is None:
-        return
-    several = isinstance(generator, list | tuple)
-    seeds = [g.initial_seed() for g in (generator if several else [generator]) if isinstance(g, torch.Generator)]  # type: ignore[attr-defined]
-    instead = f"seed={seeds if several else seeds[0]}" if seeds else "seed=0"
-    raise UserError(f"generator: image i is painted from the noise of seed + i, or of the i-th seed; use {instead}")
 
 
 def changed(

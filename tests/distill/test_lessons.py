@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from atoll.ensemble.groups import Group
 
 from atoll.artifacts import Store
 from atoll.data.shards import ResidentSamples
@@ -26,9 +27,8 @@ from atoll.distill.lessons import (
 )
 from atoll.distill.plan import DistillPlan, TrustIn, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school, settled
-from atoll.ensemble.engine import ExpertEngine
-from atoll.ensemble.groups import Group
 from atoll.ensemble.mixture import Mixture
+from atoll.ensemble.pool import ExpertEngine
 from atoll.ensemble.residency import Slot
 from atoll.ensemble.versions import place_of
 from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter

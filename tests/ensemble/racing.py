@@ -18,7 +18,7 @@ def race(url: str, processes: int, rounds: int) -> None:
     """Let many processes change one ensemble at once, `rounds` times; raise if one of them did not end well."""
     # forked from a server that has imported what they need: torch takes seconds, times sixteen
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["atoll.ensemble.changes", "s3fs"])
+    context.set_forkserver_preload(["atoll.registry.changes", "s3fs"])
     start = context.Barrier(processes)
     settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     arguments = [(url, who, rounds, start, settings) for who in range(processes)]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.ensemble import Fixed, Full, Nucleus, Oracle, Route, Sampled, Threshold, TopK, parse_route
-from atoll.ensemble.routes import PerImageRoute
+from atoll.ensemble import Fixed, Full, Threshold, TopK, parse_route
+from atoll.sampling import ImageRoute, Route
 
 B, K = 64, 8
 
@@ -29,15 +29,6 @@ def largest(row: list[float]) -> list[int]:
     return sorted(range(K), key=lambda k: -row[k])
 
 
-def nucleus(row: list[float], p: float) -> set[int]:
-    chosen: list[int] = []
-    for k in largest(row):
-        if sum(row[j] for j in chosen) >= p:
-            break
-        chosen.append(k)
-    return set(chosen)
-
-
 RULES: list[tuple[Route, Callable[[list[float]], set[int]]]] = [
     (Full(), lambda row: set(range(K))),
     (TopK(1), lambda row: set(largest(row)[:1])),
@@ -45,8 +36,6 @@ RULES: list[tuple[Route, Callable[[list[float]], set[int]]]] = [
     (TopK(20), lambda row: set(range(K))),
     (Threshold(0.2), lambda row: {k for k in range(K) if row[k] >= 0.2} or {largest(row)[0]}),
     (Threshold(1.0), lambda row: {largest(row)[0]}),
-    (Nucleus(0.5), lambda row: nucleus(row, 0.5)),
-    (Nucleus(0.9), lambda row: nucleus(row, 0.9)),
 ]
 
 
@@ -64,7 +53,7 @@ def test_the_experts_of_the_rule_and_their_shares(route: Route, rule: Callable, 
         assert {k for k in range(K) if result[k] > 0} == chosen
 
 
-@pytest.mark.parametrize("route", [Full(), TopK(2), Threshold(0.2), Nucleus(0.9)], ids=repr)
+@pytest.mark.parametrize("route", [Full(), TopK(2), Threshold(0.2)], ids=repr)
 def test_weights_need_not_be_normalized(route: Route) -> None:
     torch.testing.assert_close(route(7.0 * router_weights(), times()), route(router_weights(), times()))
 
@@ -73,39 +62,6 @@ def test_equal_weights_go_to_the_lower_index() -> None:
     equal = torch.full((2, K), 1 / K)
     assert TopK(2)(equal, times()[:2]).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0, 0]] * 2
     assert Threshold(0.9)(equal, times()[:2])[:, 0].tolist() == [1.0, 1.0]
-
-
-def test_sampled_draws_each_expert_as_often_as_its_weight_says() -> None:
-    count = 40_000
-    weights = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0]).expand(count, 5)
-    for time in (0.02, 0.5, 1.0):
-        t = torch.full((count,), time, dtype=torch.float64)
-        drawn = Sampled().bind(slice(0, count), range(count))(weights, t)
-        assert torch.equal(drawn.sum(1), torch.ones(count))
-        assert torch.equal(drawn.max(1).values, torch.ones(count))
-        for share, found in zip(weights[0].tolist(), drawn.mean(0).tolist(), strict=True):
-            assert abs(found - share) <= 4.5 * math.sqrt(share * (1 - share) / count)
-
-
-def test_sampled_draws_anew_at_every_step_and_for_every_seed() -> None:
-    """Uncorrelated along the steps of an image and along neighbouring seeds."""
-    count = 4_000
-    weights = torch.full((count, 2), 0.5)
-    steps = torch.linspace(1, 0, 51, dtype=torch.float64)
-    bound = Sampled().bind(slice(0, count), range(count))
-    first = torch.stack([bound(weights, step.expand(count))[:, 0] for step in steps])  # [51, count]
-    for a, b in ((first[1:], first[:-1]), (first[:, 1:], first[:, :-1])):
-        correlation = ((a - 0.5) * (b - 0.5)).mean() / 0.25
-        assert abs(correlation) < 4.5 / math.sqrt(a.numel())
-
-
-def test_sampled_is_a_pure_function_of_seed_and_time() -> None:
-    weights, seeds = router_weights(), list(range(100, 100 + B))
-    whole = Sampled().bind(slice(0, B), seeds)(weights, times(0.3))
-    part = Sampled().bind(slice(10, 20), seeds[10:20])(weights[10:20], times(0.3)[10:20])
-    assert torch.equal(part, whole[10:20])
-    assert torch.equal(Sampled().bind(slice(0, B), seeds)(weights, times(0.3)), whole)
-    assert not torch.equal(Sampled().bind(slice(0, B), seeds)(weights, times(0.32)), whole)
 
 
 def test_fixed_draws_once_as_the_first_weights_say_and_stays_with_it() -> None:
@@ -134,23 +90,14 @@ def test_fixed_depends_on_the_image_and_not_on_its_batch_or_on_other_batches() -
 
 
 def test_seeds_of_64_bits_and_below_zero_are_seeds_too() -> None:
-    seeds = [0, -1, 2**63, 2**64 - 2]
-    drawn = Sampled().bind(slice(0, 4), seeds)(torch.full((4, 2), 0.5), times()[:4])
+    drawn = Fixed().bind(slice(0, 4), [0, -1, 2**63, 2**64 - 2])(torch.full((4, 2), 0.5), times()[:4])
     assert torch.equal(drawn.sum(1), torch.ones(4))
 
 
-def test_oracle_takes_the_true_cluster_of_the_images_in_the_batch() -> None:
-    clusters = torch.arange(B) % K
-    routed = Oracle(clusters).bind(slice(5, 9), [0, 0, 0, 0])(router_weights()[5:9], times()[5:9])
-    assert routed.argmax(1).tolist() == [5, 6, 7, 0]
-    assert routed.sum(1).tolist() == [1, 1, 1, 1]
-
-
 def test_only_routes_that_need_it_are_bound() -> None:
-    for route in (Full(), TopK(1), Threshold(0.1), Nucleus(0.5)):
-        assert not isinstance(route, PerImageRoute)
-    for route in (Sampled(), Fixed(), Oracle()):
-        assert isinstance(route, PerImageRoute)
+    for route in (Full(), TopK(1), Threshold(0.1)):
+        assert not isinstance(route, ImageRoute)
+    assert isinstance(Fixed(), ImageRoute)
 
 
 @pytest.mark.parametrize(
@@ -160,22 +107,10 @@ def test_only_routes_that_need_it_are_bound() -> None:
         ("top-1", TopK(1)),
         ("top-12", TopK(12)),
         ("threshold-0.2", Threshold(0.2)),
-        ("nucleus-0.9", Nucleus(0.9)),
-        ("nucleus-1", Nucleus(1.0)),
     ],
 )
 def test_names(text: str, route: Route) -> None:
     assert parse_route(text) == route
-
-
-def test_names_of_routes_that_are_bound() -> None:
-    assert isinstance(parse_route("sampled"), Sampled)
-    assert isinstance(parse_route("fixed"), Fixed)
-    oracle = parse_route("oracle", clusters=[1, 0])
-    assert isinstance(oracle, Oracle)
-    assert oracle.clusters.tolist() == [1, 0]
-    with pytest.raises(UserError, match="needs the true cluster of every image"):
-        parse_route("oracle")
 
 
 @pytest.mark.parametrize(
@@ -192,13 +127,9 @@ def test_names_of_routes_that_are_bound() -> None:
         "threshold-0",
         "threshold-1.5",
         "threshold-nan",
-        "nucleus-0",
-        "nucleus-2",
         "full-2",
         "Full",
-        "sampled-3",
         "fixed-1",
-        "oracle-1",
         "best",
     ],
 )
@@ -208,19 +139,10 @@ def test_anything_else_is_one_line_that_names_the_choices(text: str) -> None:
     message = str(caught.value)
     assert repr(text) in message
     assert "\n" not in message
-    for choice in ("full", "top-K", "threshold-P", "nucleus-P", "sampled", "fixed", "oracle"):
+    for choice in ("full", "top-K", "threshold-P", "fixed"):
         assert choice in message
 
 
-def test_unbound_or_mismatched_routes_say_what_they_lack() -> None:
-    weights = router_weights()[:3]
-    with pytest.raises(ValueError, match=r"sampled needs one seed per row \(3\)"):
-        Sampled()(weights, times()[:3])
+def test_an_unbound_fixed_route_is_named() -> None:
     with pytest.raises(ValueError, match=r"fixed needs one seed per row \(3\)"):
-        Fixed()(weights, times()[:3])
-    with pytest.raises(ValueError, match="each of 3 images, got none"):
-        Oracle()(weights, times()[:3])
-    with pytest.raises(ValueError, match="each of 3 images, got 2"):
-        Oracle(torch.tensor([0, 1]))(weights, times()[:3])
-    with pytest.raises(ValueError, match=r"in 0 \.\. 7"):
-        Oracle(torch.tensor([0, 1, 8]))(weights, times()[:3])
+        Fixed()(router_weights()[:3], times()[:3])

@@ -144,7 +144,7 @@ def test_a_large_file_is_hashed_once_for_all_processes(
             begun.append(None)
         return real(*data)
 
-    monkeypatch.setattr("atoll.ensemble.weights.hashlib.sha256", sha256_of)
+    monkeypatch.setattr("atoll.runtime.weights.hashlib.sha256", sha256_of)
     layout = layout_of(CONFIG, "float32")
 
     def hashed() -> bool:

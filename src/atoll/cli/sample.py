@@ -56,7 +56,7 @@ def sample(
       atoll sample runs/demo --prompt "a handwritten six" --grid shifted-3 --steps 20 --route-every 5
     """
     model = load(run, router=router, device=device, memory=memory, weights=weights)
-    console.print(model.said, soft_wrap=True, highlight=False)
+    console.print(model.placement, soft_wrap=True, highlight=False)
     if model.is_conditional and not prompt:
         raise UserError(f"--prompt: missing; say what to paint, this model {model.reads}")
     settings = SampleSettings(

@@ -46,7 +46,7 @@ from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
 from ..models.shapes import as_shapes
 from ..models.text_encoders import load_pretrained_text
-from ..process import LinearFlow, Schedule
+from ..process import LinearFlow
 from ..router.card import RouterCard, TrainedRouter
 from ..training.result import read_network, saved_digest
 from .about import about_model
@@ -219,17 +219,17 @@ def read_release(store: Store, placement: Placement = Placement()) -> Release:
     experts = [_open_expert(folder / name) for name in names]
     if spaces.get("ensemble") is None:
         (expert,) = experts
-        alone = SingleExpert(expert, _placed(experts, placement, LinearFlow()))
+        alone = SingleExpert(expert, _placed(experts, placement))
         return Release(alone, expert.card.latent, expert.card.text, digest_of(alone))
     version = _valid(Version, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
     router = _read_router(folder / "router", placement.device)
     _check_members(version, experts, router, folder)
-    ensemble = Ensemble(version, _placed(experts, placement, version.reference), router, missing={})
+    ensemble = Ensemble(version, _placed(experts, placement), router, missing={})
     return Release(ensemble, version.latent, version.text, digest_of(ensemble))
 
 
-def _placed(experts: Sequence[OpenedExpert], placement: Placement, reference: Schedule) -> Placed:
-    placed = Placed(experts, placement, reference)
+def _placed(experts: Sequence[OpenedExpert], placement: Placement) -> Placed:
+    placed = Placed(experts, placement)
     placed.read()
     return placed
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..data.shards import ResidentSamples
 from ..data.stream import sample_order
-from ..ensemble.mixture import Mixture
+from ..ensemble.mixture import Experts, Mixture
 from ..process import (
     Bridge,
     Condition,
@@ -45,6 +45,7 @@ from ..process import (
     x0_gain,
 )
 from ..router.learning import ClusteredSamples
+from ..sampling import ImageRoute
 from ..training.packing import Batch
 from ..training.recipe import Training
 from ..training.seeds import batch_numbers, generator
@@ -62,7 +63,7 @@ class Lessons(Protocol):
 class OwnExperts:
     """The expert of every sample's own cluster, as one denoiser; `experts` are velocities on one path, by cluster."""
 
-    experts: Sequence[Denoiser]
+    experts: Experts
 
     def about(self, clusters: Tensor) -> Mixture:
         """For states of samples of these clusters int64 [B]: each expert is run once, on its own rows."""
@@ -294,7 +295,9 @@ class SampledLessons:
         x = torch.randn(count, *self.latent, generator=numbers).to(self.device)
         seeds = torch.randint(2**62, (count,), generator=numbers).tolist()
         shift = torch.rand(count, generator=numbers, dtype=torch.float64)
-        mixture, path = self.mixture.bind(slice(0, count), seeds), self.mixture.schedule
+        route, path = self.mixture.route, self.mixture.schedule
+        bound = route.bind(slice(0, count), seeds) if isinstance(route, ImageRoute) else route
+        mixture = replace(self.mixture, route=bound)
         parts = torch.arange(self.steps).flip(0)[:, None]  # from noise to data
         own = self.objective.times(((parts + shift) / self.steps).flatten()).view(self.steps, count)
         there = path.time_at(self.objective.schedule.log_snr(own.flatten())).view_as(own)

@@ -388,8 +388,8 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
     clustered.shards.text_device = str(desk.device)
     counts = torch.bincount(clustered.clusters[clustered.rows("train")], minlength=version.clusters)
     sizes = dict(enumerate(counts.tolist()))
-    placed = Placed(list(teachers.experts.values()), desk.placement, version.reference)
-    experts = OwnExperts(placed.engine(desk.precision).denoisers)
+    placed = Placed(list(teachers.experts.values()), desk.placement)
+    experts = OwnExperts(placed.pool(desk.precision, version.clusters, list(teachers.experts)))
     latent = tuple(version.latent.shape)
     assert plan.trust is not None, "settled"
     trust = None if plan.trust == "whole" else teachers.trust(plan.objective, plan.trust)

@@ -1,20 +1,6 @@
-"""Many experts as one denoiser: routes and the mixture."""
+"""Many experts as one denoiser: routes, the mixture, missing experts, loading."""
 
-from .asking import AskedEvery, Router
-from .mixture import Mixture
-from .routes import Fixed, Full, Nucleus, Oracle, Route, Sampled, Threshold, TopK, parse_route
+from .mixture import Denoisers, Experts, Mixture, Router
+from .routes import Fixed, Full, Threshold, TopK, parse_route
 
-__all__ = [
-    "AskedEvery",
-    "Fixed",
-    "Full",
-    "Mixture",
-    "Nucleus",
-    "Oracle",
-    "Route",
-    "Router",
-    "Sampled",
-    "Threshold",
-    "TopK",
-    "parse_route",
-]
+__all__ = ["Denoisers", "Experts", "Fixed", "Full", "Mixture", "Router", "Threshold", "TopK", "parse_route"]

@@ -1,20 +1,20 @@
-"""From a version of a run's model to something that answers: experts verified, placed and mixed."""
+"""From a version of a run's model to a mixture: experts verified, placed and mixed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..artifacts import Reference, Store, UserError
-from ..process import Denoiser
 from ..router.card import TrainedRouter, load_router
-from .asking import Router
+from ..sampling import Route
 from .checks import Checks
-from .missing import MissingExpert, RouterAmong
-from .mixture import GuidanceWeights, Mixture
+from .missing import RouterAmong
+from .mixture import Mixture, Router
 from .placing import OpenedExpert, Placed, Placement, open_expert
 from .residency import UnreadableExperts
-from .routes import Route
 from .signatures import check_signed
 from .versions import Version, open_ensemble, place_of
 from .weights import Precision
@@ -33,18 +33,13 @@ class Ensemble:
     def experts(self) -> Sequence[OpenedExpert]:
         return self.placed.experts
 
-    def mixture(
-        self, route: Route, guidance_weights: GuidanceWeights = "own", precision: Precision = "float32"
-    ) -> Mixture:
-        """All clusters as one denoiser: place k is cluster k's, and nobody's weight goes to a missing one."""
-        there, path = iter(self.placed.engine(precision).denoisers), self.version.reference
-        denoisers: list[Denoiser] = [
-            MissingExpert(k, path) if k in self.missing else next(there) for k in range(self.version.clusters)
-        ]
+    def mixture(self, route: Route, precision: Precision = "float32") -> Mixture:
+        """All clusters as one denoiser: column k is cluster k's, and missing experts get no weight."""
+        present = [k for k in range(self.version.clusters) if k not in self.missing]
         router: Router = self.placed.router(self.router, precision)
         if self.missing:
-            router = RouterAmong(router, self.missing)
-        return Mixture(denoisers, router, route, guidance_weights)
+            router = RouterAmong(router, torch.tensor([k in present for k in range(self.version.clusters)]))
+        return Mixture(self.placed.pool(precision, self.version.clusters, present), router, route)
 
     def model_digest(self) -> str:
         """Of what it paints: an expert that has gone makes the model that never had it."""
@@ -56,7 +51,7 @@ class Ensemble:
         if not self.missing:
             return None
         who = "; ".join(f"cluster {cluster} ({why})" for cluster, why in sorted(self.missing.items()))
-        return f"painting without the expert of {who}: its weight goes to the other {len(self.experts)}"
+        return f"sampling without the expert of {who}: the other {len(self.experts)} are weighted up"
 
 
 def load_ensemble(
@@ -92,7 +87,7 @@ def load_ensemble(
         check_digest(run, member, expert.digest)
         experts[member.cluster] = expert
     while experts:
-        placed = Placed(list(experts.values()), placement, version.reference)
+        placed = Placed(list(experts.values()), placement)
         try:
             placed.read()
         except UnreadableExperts as error:
@@ -104,7 +99,7 @@ def load_ensemble(
         return Ensemble(version, placed, trained, missing)
     first = min(missing)
     raise UserError(
-        f"{run}: has no expert to paint with, for none of its {version.clusters} clusters, "
+        f"{run}: has no expert, for none of its {version.clusters} clusters, "
         f"such as cluster {first} ({missing[first]}); train one and `atoll admit` it"
     )
 

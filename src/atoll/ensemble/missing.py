@@ -1,34 +1,34 @@
-"""Painting without some of the experts: their weight is shared out among those who are there.
+"""Sampling without some of the experts: the others are weighted up.
 
-What a data set without clusters M looks like is known exactly: its velocity is the mixture over the others, with
+The velocity of a data set without clusters M is the mixture over the others, with
 
     p(k | x, t, c, k not in M) = p(k | x, t, c) / sum of p(j | x, t, c) over j not in M.        (1)
 
 So the model without an expert is the model of the data without its cluster, and not a worse guess at the whole.
-The weights are shared out before the route, so that `top-2` still means two experts.
+Equation (1) comes before the route, so that `top-2` still means two experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..artifacts import AtollWarning, UserError
-from ..process import Condition, Kind, Prediction, Schedule
+from ..artifacts import AtollWarning
+from ..process import Condition
 
 
 class ExpertsMissing(AtollWarning):
     """A model was loaded without some of its experts."""
 
 
-def shared_out(weights: Tensor, present: Tensor) -> Tensor:
-    """Equation (1): weights [B, K] with those of missing experts dealt to the others. present: bool [K], not all False.
+def without_missing(weights: Tensor, present: Tensor) -> Tensor:
+    """Equation (1): weights [B, K] over the experts of which `present`, bool [K], is True for at least one.
 
-    Where the missing ones had all of it, or all but what the dtype cannot divide by, nothing tells the others apart:
-    they share equally.
+    Where the missing ones had all of the weight, or all but what the dtype cannot divide by, the others get equal
+    weights.
     """
     kept = weights * present
     total = kept.sum(dim=1, keepdim=True)
@@ -38,24 +38,11 @@ def shared_out(weights: Tensor, present: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RouterAmong:
-    """A router that gives all of its weight to experts that are there."""
+    """A router that gives no weight to missing experts. present: bool [K]."""
 
     router: Callable[[Tensor, Tensor, Condition | None], Tensor]
-    missing: Collection[int]
+    present: Tensor
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         weights = self.router(x, t, condition)
-        present = torch.tensor([k not in self.missing for k in range(weights.shape[1])], device=weights.device)
-        return shared_out(weights, present)
-
-
-@dataclass(frozen=True)
-class MissingExpert:
-    """Stands in the place of an expert that is not there. No route that follows the router asks it anything."""
-
-    cluster: int
-    schedule: Schedule
-    kind: Kind = Kind.VELOCITY
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        raise UserError(f"cluster {self.cluster}: has no expert, and this route asks for it; use another route")
+        return without_missing(weights, self.present.to(weights.device))

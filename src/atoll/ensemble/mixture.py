@@ -9,40 +9,45 @@ The router gives p, the route decides which terms are worth computing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..process import Condition, Denoiser, Kind, Prediction, Schedule, guide, per_sample
-from ..process import GuidanceWeights as GuidanceWeights  # others know it from here
-from .asking import PerImageRouter, Router
-from .groups import asked, grouped
-from .routes import Full, PerImageRoute, Route
-from .turns import Turns, residents_of
+from ..process import Condition, Denoiser, Kind, Prediction, Schedule, per_sample
+from ..sampling import Residents, Route
+from .routes import Full
+
+Router = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
+Rows = tuple[int, Tensor | None, int]  # an expert, its rows int64 [n] of a batch (None: all), and n
+
+
+@runtime_checkable
+class Experts(Protocol):
+    """K velocity fields on one schedule that run on parts of a batch."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def residents(self) -> Residents | None: ...
+    def __len__(self) -> int: ...
+    def velocities(self, x: Tensor, t: Tensor, condition: Condition | None, rows: Sequence[Rows]) -> list[Tensor]:
+        """The velocity [n, ...] of each entry of `rows`, float32 or wider."""
+        ...
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Experts behind bridges, mixed by a router: a velocity denoiser on their common schedule.
-
-    An expert is run once per call, on the rows that give it weight and on no others, so top-1 costs about one
-    expert however many there are. `guidance_weights` says how `guided` mixes the unconditional branch: "own" with
-    p(k | x, t), which is exact and needs a router trained with condition dropout, "conditional" with the weights
-    of the conditional branch, which saves the router's second half and often the second expert of a row.
-    """
+class Denoisers:
+    """Denoisers as experts, run one after another."""
 
     denoisers: Sequence[Denoiser]
-    router: Router
-    route: Route = Full()
-    guidance_weights: GuidanceWeights = "own"
+    residents: None = None
 
     def __post_init__(self) -> None:
         if not self.denoisers:
             raise ValueError("a mixture needs at least one expert")
-        _check_guidance_weights(self.guidance_weights)
         for k, denoiser in enumerate(self.denoisers):
             if denoiser.kind is not Kind.VELOCITY or denoiser.schedule != self.schedule:
                 raise ValueError(
@@ -54,77 +59,89 @@ class Mixture:
     def schedule(self) -> Schedule:
         return self.denoisers[0].schedule
 
+    def __len__(self) -> int:
+        return len(self.denoisers)
+
+    def velocities(self, x: Tensor, t: Tensor, condition: Condition | None, rows: Sequence[Rows]) -> list[Tensor]:
+        return [self.denoisers[k](*part_of(x, t, condition, which)).value for k, which, _ in rows]
+
+
+def part_of(
+    x: Tensor, t: Tensor, condition: Condition | None, rows: Tensor | None
+) -> tuple[Tensor, Tensor, Condition | None]:
+    """Some rows of a batch; None: all."""
+    if rows is None:
+        return x, t, condition
+    return x[rows], t[rows], None if condition is None else condition[rows]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts mixed by a router: a velocity denoiser on their schedule, which the sampling path is.
+
+    An expert runs once per call, on the rows that give it weight and on no others, so top-1 costs about one expert
+    however many there are.
+    """
+
+    experts: Experts
+    router: Router
+    route: Route = field(default_factory=Full)
+
+    @staticmethod
+    def of(denoisers: Sequence[Denoiser], router: Router, route: Route | None = None) -> Mixture:
+        return Mixture(Denoisers(denoisers), router, route or Full())
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.experts.schedule
+
     @property
     def kind(self) -> Kind:
         return Kind.VELOCITY
 
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Mixture:
-        """The mixture for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
-        route = self.route.bind(rows, seeds) if isinstance(self.route, PerImageRoute) else self.route
-        router = self.router.bind(rows, seeds) if isinstance(self.router, PerImageRouter) else self.router
-        if route is self.route and router is self.router:
-            return self
-        return replace(self, route=route, router=router)
-
-    def weights(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-        """What each expert counts [B, K], after the route; zero: it is not run."""
-        return self.route(self._routed(x, t, condition), t)
+    @property
+    def residents(self) -> Residents | None:
+        return self.experts.residents
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        return Prediction(Kind.VELOCITY, self._mix(x, t, condition, self.weights(x, t, condition)))
+        weights = self.route(self.routed(x, t, condition), t)
+        return Prediction(Kind.VELOCITY, self.velocity(x, t, condition, weights))
 
-    def guided(
-        self, x: Tensor, t: Tensor, condition: Condition, scale: float, weights: GuidanceWeights | None = None
-    ) -> Prediction:
-        """Classifier-free guidance; the two halves of a row that use the same expert go through it in one call.
-
-        Router and route see the conditional half first: what they keep of it is `fixed`'s choice for both.
-        """
-        weights = weights or self.guidance_weights
-        _check_guidance_weights(weights)
-        if scale == 1.0:
-            return self(x, t, condition)
-        x2, t2, condition2 = torch.cat([x, x]), torch.cat([t, t]), Condition.cat([condition, condition.null()])
-        if weights == "own":
-            halves = self._routed(x2, t2, condition2).chunk(2)
-            weights2 = torch.cat([self.route(half, t) for half in halves])
-        else:
-            weights2 = self.weights(x, t, condition).repeat(2, 1)
-        conditional, unconditional = self._mix(x2, t2, condition2, weights2).chunk(2)
-        return Prediction(Kind.VELOCITY, guide(conditional, unconditional, scale))
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether its experts are not all there at the same time."""
-        return residents_of(self) is not None
-
-    def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Turns:
-        """For images that do not go in step, because not all experts are there at the same time."""
-        return Turns(self, seeds, condition, scale, batch)
-
-    def _routed(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+    def routed(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        """The router's weights [B, K]."""
         weights = self.router(x, t, condition)
-        if weights.shape != (len(x), len(self.denoisers)):
+        if weights.shape != (len(x), len(self.experts)):
             raise ValueError(
                 f"the router gave weights of shape {list(weights.shape)}, "
-                f"{len(x)} rows and {len(self.denoisers)} experts need {[len(x), len(self.denoisers)]}"
+                f"{len(x)} rows and {len(self.experts)} experts need {[len(x), len(self.experts)]}"
             )
         return weights
 
-    def _mix(self, x: Tensor, t: Tensor, condition: Condition | None, weights: Tensor) -> Tensor:
-        """Equation (1), each expert on the rows it has weight for, summed in float32 or wider."""
+    def velocity(self, x: Tensor, t: Tensor, condition: Condition | None, weights: Tensor) -> Tensor:
+        """Equation (1) with these weights [B, K], each expert on the rows it has weight for, in float32 or wider."""
         total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
         weights = weights.to(total.dtype)
-        groups = grouped(weights, x, t, condition)
-        for group, value in zip(groups, asked(self.denoisers, groups), strict=True):
-            share = weights[:, group.expert]
-            if group.rows is None:
-                total += per_sample(share, x) * value
+        rows = rows_by_expert(weights)
+        for (k, which, _), value in zip(rows, self.experts.velocities(x, t, condition, rows), strict=True):
+            if which is None:
+                total += per_sample(weights[:, k], x) * value
             else:
-                total.index_add_(0, group.rows, per_sample(share[group.rows], value) * value.to(total.dtype))
+                total.index_add_(0, which, per_sample(weights[which, k], value) * value.to(total.dtype))
         return total
 
 
-def _check_guidance_weights(weights: str) -> None:
-    if weights not in get_args(GuidanceWeights):
-        raise ValueError(f"guidance weights must be one of {', '.join(get_args(GuidanceWeights))}, got {weights!r}")
+def rows_by_expert(weights: Tensor) -> list[Rows]:
+    """The rows of each expert that has any weight [B, K], in their order.
+
+    The host waits for the device once: it must know how many rows each expert has.
+    """
+    used = weights.T != 0  # [K, B]; a row of NaN is computed, not left out
+    counts: list[int] = used.sum(dim=1).tolist()
+    # places of the used entries, expert by expert: what nonzero() gives, without waiting for its length
+    places = torch.argsort(used.flatten().to(torch.uint8), descending=True, stable=True)
+    rows = (places[: sum(counts)] % len(weights)).split(counts)
+    return [
+        (k, None if count == len(weights) else part, count)
+        for k, (count, part) in enumerate(zip(counts, rows, strict=True))
+        if count
+    ]

@@ -14,15 +14,14 @@ from ..artifacts import Artifact, Store, UserError
 from ..islands.expert import KIND, ExpertCard, read_expert_card
 from ..models.accounting import block_values
 from ..models.dit import DiT, DiTConfig
-from ..process import Condition, LinearFlow, Schedule
+from ..process import Condition, LinearFlow
 from ..router.card import TrainedRouter
 from ..training.machines import GIB, reachable
 from ..training.result import WEIGHTS
 from ..training.trust import answering_disagreements, told
-from .asking import Router
-from .engine import EngineExpert, ExpertEngine
+from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
-from .routing import replayed_router
+from .routing import PlacedRouter, place_router
 from .weights import Layout, Precision, WeightsFile, layout_of, open_weights
 
 RESERVE = 1.0  # GiB of a card that is left for router, text encoder, autoencoder and CUDA itself
@@ -61,44 +60,44 @@ def open_expert(place: str | Path | Store) -> OpenedExpert:
 
 
 class Placed:
-    """Experts where they are. The engine of a precision is made when it is asked for, and takes the other's place."""
+    """Experts where they are. Changing the precision reads them again, into the same memory."""
 
-    def __init__(self, experts: Sequence[OpenedExpert], placement: Placement, reference: Schedule) -> None:
-        self.experts, self.placement, self._reference = experts, placement, reference
-        self._engine: tuple[Precision, ExpertEngine] | None = None
-        self._routers: dict[Precision, tuple[TrainedRouter, Router]] = {}
-        self.said = ""  # what was chosen and why, for people
+    def __init__(self, experts: Sequence[OpenedExpert], placement: Placement) -> None:
+        self.experts, self.placement = experts, placement
+        self._residency: tuple[Precision, Residency] | None = None
+        self._routers: dict[Precision, tuple[TrainedRouter, PlacedRouter]] = {}
+        self.summary = ""  # what was chosen and why, for people
 
-    def engine(self, precision: Precision) -> ExpertEngine:
-        """The experts in a precision, on their devices."""
-        if self._engine is None or self._engine[0] != precision:
-            self._engine = None  # what the other one takes is given back first
+    def pool(self, precision: Precision, clusters: int = 1, present: Sequence[int] = (0,)) -> ExpertPool:
+        """The experts in a precision, on their devices; expert i is that of cluster present[i]."""
+        residency = self.residency(precision)
+        return ExpertPool(residency, LinearFlow(), clusters, {k: number for number, k in enumerate(present)})
+
+    def residency(self, precision: Precision) -> Residency:
+        if self._residency is None or self._residency[0] != precision:
+            self._residency = None  # frees its memory first
             experts = [
                 Stored(e.card, e.file, layout_of(e.card.architecture, precision, int8=self.placement.int8))
                 for e in self.experts
             ]
+            slots, self.summary = choose([stored.layout for stored in experts], self.placement)
             running = self.running(precision)
-            slots, said = choose([stored.layout for stored in experts], self.placement)
-            residency = Residency(experts, slots, self.placement.devices, running)
-            self._engine = precision, ExpertEngine(residency, self._reference)
-            self.said = said
+            self._residency = precision, Residency(experts, slots, self.placement.devices, running)
             if (doubt := self.doubt(precision)) is not None:
-                self.said += f"; {doubt}"
-        return self._engine[1]
+                self.summary += f"; {doubt}"
+        return self._residency[1]
 
     def read(self) -> None:
-        """Read the weights now, in the precision that is usual for the device; UnreadableExperts says whose are bad."""
-        self.engine("bfloat16" if self.placement.device.type == "cuda" else "float32")
+        """Read the weights now, in the device's usual precision; UnreadableExperts names those that are damaged."""
+        self.residency("bfloat16" if self.placement.device.type == "cuda" else "float32")
 
-    def router(self, router: Router, precision: Precision) -> Router:
-        """The router beside them: a trained one in their precision, any other as it is."""
-        if not isinstance(router, TrainedRouter):
-            return router
-        known = self._routers.get(precision)
-        if known is None or known[0] is not router:
-            known = router, replayed_router(router, precision, self.placement.device, self.running(precision))
-            self._routers[precision] = known
-        return known[1]
+    def router(self, trained: TrainedRouter, precision: Precision) -> PlacedRouter:
+        """The router beside them, in their precision."""
+        kept = self._routers.get(precision)
+        if kept is None or kept[0] is not trained:
+            kept = trained, place_router(trained, precision, self.placement.device, self.running(precision))
+            self._routers[precision] = kept
+        return kept[1]
 
     def running(self, precision: Precision) -> Running:
         kernels = self._fuses(precision) and self.doubt(precision) is None
@@ -132,13 +131,13 @@ class SingleExpert:
     def digest(self) -> str:
         return self.expert.digest
 
-    def denoiser(self, precision: Precision) -> EngineExpert:
-        return self.placed.engine(precision).denoisers[0]
+    def denoiser(self, precision: Precision) -> PoolExpert:
+        return self.placed.pool(precision)[0]
 
 
 def load_single_expert(place: str | Path | Store, placement: Placement = Placement()) -> SingleExpert:
     expert = open_expert(place)
-    placed = Placed([expert], placement, LinearFlow())
+    placed = Placed([expert], placement)
     placed.read()
     return SingleExpert(expert, placed)
 
@@ -164,8 +163,8 @@ def choose(layouts: Sequence[Layout], placement: Placement) -> tuple[int, str]:
     if count == len(layouts):
         return count, f"{experts} in {kept}, {total}: {'all ' if count > 1 else ''}on {where} ({why})"
     return count, (
-        f"{experts} in {kept}, {total}: room for {count} at a time on {where} ({why}); images go on with an expert "
-        "that is there while the next one comes"
+        f"{experts} in {kept}, {total}: room for {count} at a time on {where} ({why}); images are grouped by the "
+        "expert in memory while the next one is copied"
     )
 
 

@@ -21,7 +21,7 @@ from ..islands.expert import ExpertCard, bridged
 from ..process import Condition, Schedule
 from ..training.execution import Execution
 from ..training.step import arrange
-from .replay import SHAPES, Function, Replayed
+from .graphs import SHAPES, Function, GraphRunner
 from .weights import Layout, WeightsFile
 
 READERS = 8  # threads that read experts at the same time
@@ -65,11 +65,11 @@ class Slot:
         self.filled: torch.cuda.Event | None = None  # the copy into it is done
         self.left: torch.cuda.Event | None = None  # what was computed in it last is done
         self.coming: Future[None] | None = None  # somebody is reading a file into it
-        self._functions: dict[object, Replayed | Function] = {}
+        self._functions: dict[object, GraphRunner | Function] = {}
         cuda = self.device.type == "cuda" and running.graphs is not False
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
 
-    def function(self, stored: Stored, onto: Schedule) -> Replayed | Function:
+    def function(self, stored: Stored, onto: Schedule) -> GraphRunner | Function:
         """(x, t, condition) -> velocity on the reference path, of whatever expert of this kind is in the slot."""
         card, layout = stored.card, stored.layout
         key = card.architecture, card.schedule, card.kind, card.bridge_limit, layout.precision, layout.int8
@@ -86,7 +86,7 @@ class Slot:
             if graphs is None:
                 graphs = self.device.type == "cuda"
             self._functions[key] = (
-                Replayed(
+                GraphRunner(
                     answer,
                     self.device,
                     shapes=self._running.shapes,
@@ -127,6 +127,7 @@ class Residency:
         self._keep = not self.resident and bool(self._copying) and host_holds(experts)
         self._last_used: dict[int, int] = {}
         self._clock = 0
+        self.current = 0  # the expert that ran last, while experts take turns
         self.fetched = 0  # experts put into a slot in which another was, or nobody
         self._read_all()
 

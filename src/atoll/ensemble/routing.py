@@ -10,33 +10,34 @@ from torch import Tensor
 
 from ..process import Condition
 from ..router.card import TrainedRouter
-from .replay import Replayed
+from .graphs import GraphRunner
+from .padding import padded_rows
 from .residency import Running
 from .weights import Precision
 
 
 @dataclass(frozen=True, eq=False)
-class ReplayedRouter:
+class PlacedRouter:
     """(x, t, condition) -> weights [B, K], float32, rows summing to one."""
 
-    function: Replayed
+    trained: TrainedRouter
+    graphs: GraphRunner | None  # on CUDA
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-        return self.function(x, t, condition)
+        if self.graphs is not None:
+            return self.graphs(x, t, condition)
+        return self.trained(*padded_rows(x, t, condition))[: len(x)]
 
 
-def replayed_router(
-    trained: TrainedRouter, precision: Precision, device: torch.device, running: Running
-) -> TrainedRouter | ReplayedRouter:
+def place_router(trained: TrainedRouter, precision: Precision, device: torch.device, running: Running) -> PlacedRouter:
     """The router on a device; in float32 on a CPU it is the trained one as it is."""
-    graphs = device.type == "cuda" if running.graphs is None else running.graphs
     network = trained.network
     if precision == "bfloat16" or network.class_token.device != device:
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         network = copy.deepcopy(network).to(device, dtype)
     placed = TrainedRouter(trained.card, network, trained.digest)
-    if not graphs:
-        return placed
-    return ReplayedRouter(
-        Replayed(placed, device, shapes=running.shapes, record=device.type == "cuda", kernels=running.kernels)
-    )
+    cuda = device.type == "cuda"
+    if not (cuda if running.graphs is None else running.graphs):
+        return PlacedRouter(placed, None)
+    runner = GraphRunner(placed, device, shapes=running.shapes, record=cuda, kernels=running.kernels)
+    return PlacedRouter(placed, runner)

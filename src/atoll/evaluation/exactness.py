@@ -33,7 +33,7 @@ def fusion_errors(objectives: Sequence[tuple[Schedule, Kind]]) -> dict[str, list
 
     def error(wrap: Callable[[Denoiser], Denoiser]) -> list[float]:
         experts = [wrap(ExactDenoiser(world.cluster(k), *objective)) for k, objective in enumerate(objectives)]
-        answer = Mixture(experts, ExactRouter(world))(x, t, None).value
+        answer = Mixture.of(experts, ExactRouter(world))(x, t, None).value
         relative = (answer - truth).norm(dim=1) / truth.norm(dim=1)
         means: list[float] = relative.reshape(len(TIMES), STATES).mean(1).tolist()
         return means

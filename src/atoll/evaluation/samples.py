@@ -165,7 +165,7 @@ def paint_part(model: Model, part: Part, progress: Callable[[int, int], None] | 
         negative=settings.negative_prompt,
         batch=settings.batch,
         progress=on_step,
-        watch=None if who is None else who.add,
+        on_step=None if who is None else who.add,
     )
     images = model.decode(latents).contiguous()
     write_atomic(part.path, save({"images": images, **({} if who is None else who.tensors())}))
@@ -192,7 +192,7 @@ def write_images(path: Path, parts: Sequence[Path]) -> None:
 
 def settled(model: Model, settings: SampleSettings) -> SampleSettings:
     """The settings with nothing left open."""
-    return settings.model_copy(update={"sampling": model.settled(settings.sampling)})
+    return settings.model_copy(update={"sampling": model.resolved(settings.sampling)})
 
 
 def read_samples(artifact: Artifact) -> tuple[Tensor, dict[str, Any]]:

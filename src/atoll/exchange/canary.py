@@ -8,7 +8,7 @@ count, half of it in the candidate's cluster and half in others, and the halves 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from ..data.contact_sheet import COLUMNS, titled_sheet
 from ..data.space import LatentConfig
 from ..ensemble.load import Ensemble, load_ensemble
 from ..ensemble.missing import RouterAmong
+from ..ensemble.mixture import Denoisers, Mixture
 from ..ensemble.placing import Placement
+from ..ensemble.pool import ExpertPool
 from ..ensemble.routes import parse_route
 from ..ensemble.versions import Version
 from ..islands.expert import Expert
 from ..process import Condition, Denoiser, LinearFlow
-from ..sampling import generate
+from ..sampling import Sampling, generate
 from ..training.seeds import generator, seed_from
 from .measure import Holdout
 
@@ -92,9 +94,7 @@ def canary(
             version.latent.shape,
             seeds[:count],
             asked[slice(0, count)],
-            steps=STEPS,
-            solver=SOLVER,
-            guidance=guidance,
+            Sampling(steps=STEPS, solver=SOLVER, guidance=guidance),
             device=device,
         )
         return latents.float().cpu()
@@ -111,10 +111,11 @@ def canary(
         return Canary((nearest(alone, real),), None, gaussian, None, None, alone, unguided, some, cluster)
     guidance = GUIDANCE if reads else 1.0
     before = whole.mixture(parse_route(version.route))
-    denoisers = [candidate if k == cluster else denoiser for k, denoiser in enumerate(before.denoisers)]
+    assert isinstance(before.experts, ExpertPool)
+    denoisers = Denoisers([candidate if k == cluster else before.experts[k] for k in range(version.clusters)])
     router = before.router.router if isinstance(before.router, RouterAmong) else before.router
-    gone = set(whole.missing) - {cluster}
-    after = replace(before, denoisers=denoisers, router=RouterAmong(router, gone) if gone else router)
+    present = torch.tensor([k == cluster or k not in whole.missing for k in range(version.clusters)])
+    after = Mixture(denoisers, router if bool(present.all()) else RouterAmong(router, present), before.route)
     with_it, without_it = (paint(mixture, condition, len(rows), guidance) for mixture in (after, before))
     near = torch.cat([real, real_latents(holdout, None)])
 

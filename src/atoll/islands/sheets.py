@@ -19,7 +19,7 @@ from ..artifacts import write_atomic
 from ..data.contact_sheet import contact_sheet
 from ..data.shards import ShardSet
 from ..process import Condition, LinearFlow
-from ..sampling import generate
+from ..sampling import Sampling, generate
 from ..training.execution import Execution, autocast
 from .expert import bridged
 from .learning import ExpertLearner
@@ -66,9 +66,7 @@ class Sheets:
                 latent.shape,
                 range(len(self._condition)),
                 self._condition,
-                steps=STEPS,
-                solver=SOLVER,
-                guidance=guidance,
+                Sampling(steps=STEPS, solver=SOLVER, guidance=guidance),
                 batch=max(1, (execution.micro_batch or 2 * IMAGES) // 2),  # guidance asks about every image twice
                 device=device,
             )

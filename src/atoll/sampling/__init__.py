@@ -1,32 +1,35 @@
-"""Time grids, solvers, guidance, painting. Sees the Denoiser protocol only; does not know experts exist."""
+"""Time grids, solvers and the engine that runs them. Sees the denoiser protocol only, not experts."""
 
-from .generate import generate, stream
+from .engine import Engine, generate, stream
 from .grids import Grid, log_snr, parse_grid, shifted, uniform
-from .guidance import Guided
 from .noise import image_seeds, initial_noise, step_noise
-from .settings import Precision, Sampling
-from .solvers import SOLVERS, Solver, Step, dpmpp_2m, euler, heun, parse_solver, stochastic
+from .protocols import ImageRoute, Residents, Route, Routed
+from .requests import Request, Step
+from .settings import GuidanceWeights, Precision, Sampling
+from .solvers import SOLVERS, Path, Solver
 
 __all__ = [
     "SOLVERS",
+    "Engine",
     "Grid",
-    "Guided",
+    "GuidanceWeights",
+    "ImageRoute",
+    "Path",
     "Precision",
+    "Request",
+    "Residents",
+    "Route",
+    "Routed",
     "Sampling",
     "Solver",
     "Step",
-    "dpmpp_2m",
-    "euler",
     "generate",
-    "heun",
     "image_seeds",
     "initial_noise",
     "log_snr",
     "parse_grid",
-    "parse_solver",
     "shifted",
     "step_noise",
-    "stochastic",
     "stream",
     "uniform",
 ]

@@ -1,227 +1,42 @@
-"""Solvers: walk a state along a time grid, asking a denoiser on the way.
+"""Solvers: generators that walk a state along a time grid.
 
-One class per solver. All work on any denoiser on any schedule. What they integrate is
+A solver yields the state and the time at which it needs a velocity, receives the velocity, and returns the state at the
+end of the grid. What it integrates is
 
-    dx/dt = velocity(x, t) = alpha' x0 + sigma' eps,                                       (1)
+    dx/dt = velocity(x, t) = alpha' x0 + sigma' eps.                                       (1)
 
-Euler and Heun in t as it stands, the other two through the exact solution of (1), or of its stochastic twin, for
-an x0 that is constant (or linear in log-SNR) over the step. With e = exp(-h), h the step in log(alpha/sigma):
+Euler and Heun integrate (1) in t. The others use the exact solution of a step from t to s, or of its stochastic twin,
+for an x0 that is constant over the step. With e = exp(-h), h the step in log(alpha / sigma):
 
-    x' = (sigma'/sigma) x + alpha' (1 - e) x0                                              (2)
-    x' = (sigma'/sigma) e x + alpha' (1 - e^2) x0 + sigma' sqrt(1 - e^2) z                 (3)
+    x_s = (sigma_s / sigma_t) x + alpha_s (1 - e) x0                                       (2)
+    x_s = (sigma_s / sigma_t) e x + alpha_s (1 - e^2) x0 + sigma_s sqrt(1 - e^2) z         (3)
 
-e = sigma' alpha / (sigma alpha') is finite at both ends of the path: 0 from pure noise (alpha = 0) and 0 to pure
-data (sigma' = 0).
+e = sigma_s alpha_t / (sigma_t alpha_s) is 0 from pure noise (alpha_t = 0) and to pure data (sigma_s = 0).
 
-A denoiser of another kind than velocity is put behind a `Bridge` onto its own schedule, which keeps it inside its
-band: epsilon at t = 1 and x0 at t = 0 hold no velocity. Coefficients are Python floats, so a step costs the
-denoiser and a few updates of the state.
+To add a solver, write a generator here and name it in SOLVERS. Times and coefficients are Python floats, so a step
+costs the velocity and a few updates of the state, and never waits for the device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
 
-from ..process import Bridge, Condition, Denoiser, Kind, Prediction, Schedule, convert, wide_dtype
+from ..process import Kind, Schedule
+from ..process.prediction import coefficients
 
+Walk = Generator[tuple[Tensor, float], Tensor, Tensor]  # yields (x, t), receives velocities, returns the last state
 StepNoise = Callable[[int], Tensor]  # step index -> standard normal noise shaped like the state
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step as a watcher sees it: the denoiser was asked at (x, time), and the state is now `after`."""
-
-    index: int
-    time: float
-    next_time: float
-    x: Tensor
-    velocity: Tensor
-    after: Tensor
-    schedule: Schedule
-
-    @property
-    def x0(self) -> Tensor:
-        """The clean sample as estimated at `time`: a preview."""
-        return _clean(self.schedule, self.x, self.velocity, self.time)
-
-
-OnStep = Callable[[Step], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Ask:
-    """One question of a step: at which time, in which `role`, and with which numbers the answer is used.
-
-    The numbers are floats for a batch that goes in step; one value per row, [B, 1, ...], for rows out of step.
-    """
-
-    time: float | Tensor
-    role: str
-    numbers: tuple[float | Tensor, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Stand:
-    """Where a walk stands: the state of the last whole step, where the next question is asked, and what is kept."""
-
-    x: Tensor
-    point: Tensor
-    kept: Tensor
-
-
-class Solver:
-    """How a state goes through a time grid: the questions of each step, and what becomes of each answer.
-
-    Both are the same for a batch in step (`walk`) and for rows that each have a step of their own (out_of_step.py).
-    """
-
-    needs_noise = False
-
-    def asks(self, path: Path, index: int) -> list[Ask]:
-        """The questions of step `index`, with floats."""
-        raise NotImplementedError
-
-    def advance(self, path: Path, ask: Ask, now: Stand, velocity: Tensor, noise: Tensor | None) -> Stand:
-        """What an answer makes of a state; after the last question of a step, point is x. No noise: none is added."""
-        raise NotImplementedError
-
-    def walk(
-        self,
-        denoiser: Denoiser,
-        x: Tensor,
-        times: Tensor,
-        condition: Condition | None = None,
-        noise: StepNoise | None = None,
-    ) -> Iterator[Step]:
-        """Step by step; nothing is computed before it is asked for, and the last step's `after` is the result."""
-        if self.needs_noise and noise is None:
-            raise ValueError("the stochastic solver needs noise: a function from the step index to a tensor like x")
-        denoiser = as_velocity(denoiser)
-        path = Path(denoiser.schedule, times)
-        now = Stand(x, x, torch.zeros_like(x))
-        for index in range(path.steps):
-            begin, fresh, velocities = now.x, None, []
-            if self.needs_noise and noise is not None and path.sigma[index + 1] > 0.0:
-                fresh = noise(index).to(x)
-            for ask in self.asks(path, index):
-                assert isinstance(ask.time, float)
-                velocities.append(asked(denoiser, now.point, _batch_time(x, ask.time), condition))
-                now = self.advance(path, ask, now, velocities[-1], fresh)
-            time, next_time = path.times[index : index + 2]
-            yield Step(index, time, next_time, begin, velocities[0], now.x, path.schedule)
-
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        x: Tensor,
-        times: Tensor,
-        condition: Condition | None = None,
-        noise: StepNoise | None = None,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """The state at the end of the grid."""
-        for step in self.walk(denoiser, x, times, condition, noise):
-            if on_step is not None:
-                on_step(step)
-            x = step.after
-        return x
-
-
-class Euler(Solver):
-    """First order, one call a step: x' = x + (t' - t) v."""
-
-    def asks(self, path: Path, index: int) -> list[Ask]:
-        return [Ask(path.times[index], "only", (path.length(index),))]
-
-    def advance(self, path: Path, ask: Ask, now: Stand, velocity: Tensor, noise: Tensor | None) -> Stand:
-        (length,) = ask.numbers
-        x = now.x + length * velocity
-        return Stand(x, x, now.kept)
-
-
-class Heun(Euler):
-    """Second order, two calls a step: the mean of the velocity here and at the end of an Euler step.
-
-    A step that ends at t = 0 is an Euler step: a trained network has never been asked about a clean sample.
-    """
-
-    def asks(self, path: Path, index: int) -> list[Ask]:
-        here, length = path.times[index], path.length(index)
-        if path.times[index + 1] == 0.0:
-            return super().asks(path, index)
-        return [Ask(here, "begin", (length,)), Ask(path.times[index + 1], "end", (0.5 * length,))]
-
-    def advance(self, path: Path, ask: Ask, now: Stand, velocity: Tensor, noise: Tensor | None) -> Stand:
-        (length,) = ask.numbers
-        if ask.role == "begin":
-            return Stand(now.x, now.x + length * velocity, velocity)
-        if ask.role == "end":
-            x = now.x + length * (now.kept + velocity)
-            return Stand(x, x, now.kept)
-        return super().advance(path, ask, now, velocity, noise)
-
-
-class DPMpp2M(Solver):
-    """DPM-Solver++(2M) (Lu et al.): second order, one call a step, equation (2) with x0 extrapolated."""
-
-    def asks(self, path: Path, index: int) -> list[Ask]:
-        e = path.shrink(index)
-        of_state = path.sigma[index + 1] / path.sigma[index]
-        return [Ask(path.times[index], "only", (path.stretch(index), of_state, path.alpha[index + 1] * (1.0 - e)))]
-
-    def advance(self, path: Path, ask: Ask, now: Stand, velocity: Tensor, noise: Tensor | None) -> Stand:
-        stretch, of_state, of_x0 = ask.numbers
-        estimate = _clean(path.schedule, now.x, velocity, ask.time)
-        x = of_state * now.x + of_x0 * extrapolated(estimate, now.kept, stretch)
-        return Stand(x, x, estimate)
-
-
-class Stochastic(Solver):
-    """SDE-DPM-Solver++(2M) (Lu et al.): equation (3) with x0 extrapolated; fresh noise forgets early errors.
-
-    Without the extrapolation it is the ancestral sampler of DDPM.
-    """
-
-    needs_noise = True
-
-    def asks(self, path: Path, index: int) -> list[Ask]:
-        e = path.shrink(index)
-        of_state = path.sigma[index + 1] / path.sigma[index] * e
-        of_noise = path.sigma[index + 1] * math.sqrt(1.0 - e * e)
-        numbers = path.stretch(index), of_state, path.alpha[index + 1] * (1.0 - e * e), of_noise
-        return [Ask(path.times[index], "only", numbers)]
-
-    def advance(self, path: Path, ask: Ask, now: Stand, velocity: Tensor, noise: Tensor | None) -> Stand:
-        stretch, of_state, of_x0, of_noise = ask.numbers
-        estimate = _clean(path.schedule, now.x, velocity, ask.time)
-        x = of_state * now.x + of_x0 * extrapolated(estimate, now.kept, stretch)
-        if noise is not None:
-            x = x + of_noise * noise
-        return Stand(x, x, estimate)
-
-
-def extrapolated(x0: Tensor, before: Tensor, stretch: float | Tensor) -> Tensor:
-    """x0 at the middle of the step in log-SNR, on the line through the last two estimates."""
-    return x0 + stretch * (x0 - before)
-
-
-euler, heun, dpmpp_2m, stochastic = Euler(), Heun(), DPMpp2M(), Stochastic()
-SOLVERS: dict[str, Solver] = {"euler": euler, "heun": heun, "dpmpp_2m": dpmpp_2m, "stochastic": stochastic}
-
-
-def parse_solver(name: str) -> Solver:
-    if name not in SOLVERS:
-        raise ValueError(f"unknown solver {name!r}: use one of {', '.join(SOLVERS)}")
-    return SOLVERS[name]
-
-
 class Path:
-    """A time grid with its schedule's coefficients: floats, from float64."""
+    """A time grid with its schedule's coefficients, as floats. Step i goes from t[i] to t[i + 1].
+
+    times: falling float64 [steps + 1] within 0 .. 1.
+    """
 
     def __init__(self, schedule: Schedule, times: Tensor) -> None:
         if times.ndim != 1 or len(times) < 2 or not bool((times.diff() < 0).all()):
@@ -229,51 +44,112 @@ class Path:
         if not 0.0 <= times[-1] < times[0] <= 1.0:
             raise ValueError(f"times must lie in 0 .. 1, got {times[0].item()} .. {times[-1].item()}")
         times = times.to("cpu", torch.float64)
-        self.schedule = schedule
-        self.times: list[float] = times.tolist()
-        self.alpha: list[float] = schedule.alpha(times).tolist()
-        self.sigma: list[float] = schedule.sigma(times).tolist()
-        self._log_snr: list[float] = schedule.log_snr(times).tolist()
+        alpha, sigma = schedule.alpha(times), schedule.sigma(times)
+        p, q = coefficients(Kind.VELOCITY, schedule, times)
+        determinant = alpha * q - sigma * p
+        self.t: list[float] = times.tolist()
+        self.alpha: list[float] = alpha.tolist()
+        self.sigma: list[float] = sigma.tolist()
+        self._half_log_snr: list[float] = (
+            0.5 * schedule.log_snr(times)
+        ).tolist()  # log(alpha / sigma), may be infinite
+        self._x0_of_x: list[float] = (q / determinant).tolist()
+        self._x0_of_v: list[float] = (-sigma / determinant).tolist()
 
     @property
     def steps(self) -> int:
-        return len(self.times) - 1
+        return len(self.t) - 1
 
-    def length(self, index: int) -> float:
-        """t' - t of the step."""
-        return self.times[index + 1] - self.times[index]
+    def h(self, i: int) -> float:
+        """Length of step i in log(alpha / sigma)."""
+        return self._half_log_snr[i + 1] - self._half_log_snr[i]
 
-    def shrink(self, index: int) -> float:
-        """exp(-h) of the step: sigma' alpha / (sigma alpha')."""
-        return self.sigma[index + 1] * self.alpha[index] / (self.sigma[index] * self.alpha[index + 1])
+    def e(self, i: int) -> float:
+        """exp(-h) of step i, finite at both ends of the path."""
+        return self.sigma[i + 1] * self.alpha[i] / (self.sigma[i] * self.alpha[i + 1])
 
-    def stretch(self, index: int) -> float:
-        """How far the middle of the step lies beyond its begin, in log-SNR and units of the step before.
+    def x0(self, i: int, x: Tensor, velocity: Tensor) -> Tensor:
+        """The clean sample that belongs to a velocity at t[i]."""
+        return self._x0_of_x[i] * x + self._x0_of_v[i] * velocity
 
-        0, so that an estimate stands as it is, on the first step, and where a log-SNR is infinite and has no middle.
+    def advance(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
+        """Equation (2) over step i."""
+        return self.sigma[i + 1] / self.sigma[i] * x + self.alpha[i + 1] * (1.0 - self.e(i)) * x0
+
+    def midpoint(self, i: int) -> float:
+        """How far the middle of step i lies beyond its begin, in log-SNR and units of step i - 1.
+
+        0, so that an estimate stays as it is, on the first step and where a log-SNR is infinite.
         """
-        if index == 0:
-            return 0.0
-        here = self._log_snr[index + 1] - self._log_snr[index]
-        last = self._log_snr[index] - self._log_snr[index - 1]
-        return 0.5 * here / last if math.isfinite(here) and math.isfinite(last) else 0.0
+        finite = i > 0 and math.isfinite(self.h(i)) and math.isfinite(self.h(i - 1))
+        return 0.5 * self.h(i) / self.h(i - 1) if finite else 0.0
 
 
-def as_velocity(denoiser: Denoiser) -> Denoiser:
-    return denoiser if denoiser.kind is Kind.VELOCITY else Bridge(denoiser, onto=denoiser.schedule)
+def euler(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+    """First order, one velocity a step."""
+    for i in range(path.steps):
+        x = x + (path.t[i + 1] - path.t[i]) * (yield x, path.t[i])
+    return x
 
 
-def asked(denoiser: Denoiser, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-    answer = denoiser(x, t, condition)
-    assert answer.kind is Kind.VELOCITY, f"the denoiser says it gives velocity and answered {answer.kind}"
-    return answer.value.to(x.dtype)
+def heun(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+    """Second order, two velocities a step: the mean of the velocities at both ends of an Euler step.
+
+    A step to t = 0 is an Euler step: no network was trained on clean samples.
+    """
+    for i in range(path.steps):
+        length = path.t[i + 1] - path.t[i]
+        v = yield x, path.t[i]
+        y = x + length * v
+        x = y if path.t[i + 1] == 0.0 else x + 0.5 * length * (v + (yield y, path.t[i + 1]))
+    return x
 
 
-def _clean(schedule: Schedule, x: Tensor, velocity: Tensor, time: float | Tensor) -> Tensor:
-    """x0 as the velocity at this time, or these times [B], says."""
-    t = time if isinstance(time, Tensor) else _batch_time(x, time)
-    return convert(Prediction(Kind.VELOCITY, velocity), Kind.X0, schedule, x, t).value
+def dpmpp_2m(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+    """DPM-Solver++(2M) (arXiv 2211.01095): second order, equation (2) with x0 at the middle of the step."""
+    previous = None
+    for i in range(path.steps):
+        x0 = path.x0(i, x, (yield x, path.t[i]))
+        middle = x0 if previous is None else x0 + path.midpoint(i) * (x0 - previous)
+        x, previous = path.advance(i, x, middle), x0
+    return x
 
 
-def _batch_time(x: Tensor, time: float) -> Tensor:
-    return torch.full((len(x),), time, dtype=wide_dtype(x.device), device=x.device)
+def stochastic(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+    """SDE-DPM-Solver++(2M): equation (3) with x0 extrapolated. Fresh noise corrects early errors."""
+    previous = None
+    for i in range(path.steps):
+        x0, e = path.x0(i, x, (yield x, path.t[i])), path.e(i)
+        middle = x0 if previous is None else x0 + path.midpoint(i) * (x0 - previous)
+        x = path.sigma[i + 1] / path.sigma[i] * e * x + path.alpha[i + 1] * (1.0 - e * e) * middle
+        if path.sigma[i + 1] > 0.0:
+            x = x + path.sigma[i + 1] * math.sqrt(1.0 - e * e) * noise(i).to(x)
+        previous = x0
+    return x
+
+
+def unipc(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+    """UniPC-2 with B2(h) (arXiv 2302.04867): dpmpp_2m predicts; the next velocity corrects the step that led to it."""
+    past: list[Tensor] = []
+    start = x
+    for i in range(path.steps):
+        x0 = path.x0(i, x, (yield x, path.t[i]))
+        if past and math.isfinite(path.h(i - 1)):
+            h = path.h(i - 1)
+            b = math.expm1(-h)
+            rho = -(b / h + 1.0)
+            first, second = rho / b, 2.0 * (rho / -h - 0.5) / b
+            correction = 0.5 * (x0 - past[-1])
+            if len(past) == 2 and math.isfinite(path.h(i - 2)):
+                r = -path.h(i - 2) / h
+                of_past = (first - second) / (1.0 - r)
+                correction = of_past / r * (past[0] - past[1]) + (first - of_past) * (x0 - past[1])
+            x = path.advance(i - 1, start, past[-1] + correction)
+        start = x
+        x = path.advance(i, x, x0 if not past else x0 + path.midpoint(i) * (x0 - past[-1]))
+        past = [*past[-1:], x0]
+    return x
+
+
+Solver = Callable[[Tensor, Path, StepNoise], Walk]
+SOLVERS: dict[str, Solver] = {f.__name__: f for f in (euler, heun, dpmpp_2m, stochastic, unipc)}

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from atoll.ensemble.groups import grouped
+from atoll.sampling.out_of_step import paint_out_of_step
 from torch import Tensor
 
 from atoll.ensemble import Mixture, parse_route
-from atoll.ensemble.engine import ExpertEngine
-from atoll.ensemble.groups import grouped
 from atoll.ensemble.placing import Placement, choose, load_single_expert, wrong_kernels
+from atoll.ensemble.pool import ExpertEngine
 from atoll.ensemble.weights import layout_of
 from atoll.models.presets import preset
 from atoll.process import Condition
 from atoll.sampling import Sampling, stream
-from atoll.sampling.out_of_step import paint_out_of_step
 from tiny_experts import LATENT, Router, architecture, engine, plain, question, write_experts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: NOT TESTED HERE")

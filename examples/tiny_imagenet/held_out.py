@@ -32,7 +32,7 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
     model = atoll.load(run, device=device)
     real = RealData(open_reference(Store.at(run), version.data, "data"), 1.0, device=str(model.device))
     assert real.recogniser is not None, "Tiny ImageNet has labels"
-    sampling = model.settled(Sampling(steps=steps, guidance=guidance))
+    sampling = model.resolved(Sampling(steps=steps, guidance=guidance))
     found: dict[str, Any] = {
         "count": count,
         "seeds": [0, count - 1],

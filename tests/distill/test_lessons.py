@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from atoll.ensemble.groups import Group
 
 from atoll.artifacts import Store
 from atoll.data.shards import ResidentSamples
@@ -27,9 +26,8 @@ from atoll.distill.lessons import (
 )
 from atoll.distill.plan import DistillPlan, TrustIn, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school, settled
-from atoll.ensemble.mixture import Mixture
-from atoll.ensemble.pool import ExpertEngine
-from atoll.ensemble.residency import Slot
+from atoll.ensemble.mixture import Denoisers, Mixture, Rows
+from atoll.ensemble.pool import ExpertPool
 from atoll.ensemble.versions import place_of
 from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.islands.expert import load_expert
@@ -56,7 +54,7 @@ from atoll.training.recipe import Training
 from atoll.training.resources import Resources
 from atoll.training.seeds import batch_numbers
 from gaussian_world import WORLD, name, relative_error
-from tiny_experts import engine, plain, question, write_experts
+from tiny_experts import plain, question, write_experts
 
 CPU = torch.device("cpu")
 TEACHERS: list[tuple[Schedule, Kind]] = [
@@ -94,7 +92,7 @@ def test_exact_teachers_of_any_objective_give_the_exact_target(schedule: Schedul
     condition = Condition(labels=WORLD.labels[component], dropped=torch.rand(240, generator=numbers) < 0.3)
 
     objective = Objective(schedule=schedule, kind=kind)
-    target = taught(OwnExperts(exact_teachers()).about(clusters), objective, x, t, condition)
+    target = taught(OwnExperts(Denoisers(exact_teachers())).about(clusters), objective, x, t, condition)
     for k in range(4):
         mine = clusters == k
         known = WORLD.cluster(k).posterior(x[mine], t[mine], schedule, condition[mine])
@@ -113,7 +111,7 @@ def test_the_mean_lesson_is_what_the_whole_world_says(schedule: Schedule, kind: 
     condition = Condition(labels=WORLD.labels[component], dropped=torch.rand(100, generator=numbers) < 0.3)
     known = WORLD.posterior(x, t, schedule, condition)
 
-    objective, experts = Objective(schedule=schedule, kind=kind), OwnExperts(exact_teachers())
+    objective, experts = Objective(schedule=schedule, kind=kind), OwnExperts(Denoisers(exact_teachers()))
     targets = [taught(experts.about(torch.full((100,), k)), objective, x, t, condition) for k in range(4)]
     mean = (torch.stack(targets, -1) * known.clusters[:, None, :]).sum(-1)
     truth = combine(kind, schedule, t, known.x0, known.eps).value
@@ -125,7 +123,7 @@ def test_a_group_at_a_time_is_as_one_by_one(tmp_path: Path) -> None:
     places = write_experts(tmp_path)
     x, t, condition = question(37)
     clusters = torch.randint(4, (37,), generator=torch.Generator().manual_seed(5))
-    together = OwnExperts(engine(places).denoisers).about(clusters)(x, t, condition).value
+    together = OwnExperts(pool(places)).about(clusters)(x, t, condition).value
     experts = plain(places)
     with torch.no_grad():
         for row, cluster in enumerate(clusters.tolist()):
@@ -138,13 +136,15 @@ def test_a_teacher_runs_once_for_a_batch(tiny_demo: Path, monkeypatch: pytest.Mo
     """Whatever the order of the samples, and however many micro-batches the student makes of it."""
     teachers, plan = tiny_teachers(tiny_demo)
     asked: list[tuple[int, int]] = []
-    answers = ExpertEngine._answer
+    velocities = ExpertPool.velocities
 
-    def counted(self: ExpertEngine, slot: Slot, group: Group) -> torch.Tensor:
-        asked.append((group.expert, group.count))
-        return answers(self, slot, group)
+    def counted(
+        self: ExpertPool, x: torch.Tensor, t: torch.Tensor, c: Condition | None, rows: Sequence[Rows]
+    ) -> list[torch.Tensor]:
+        asked.extend((k, count) for k, _, count in rows)
+        return velocities(self, x, t, c, rows)
 
-    monkeypatch.setattr(ExpertEngine, "_answer", counted)
+    monkeypatch.setattr(ExpertPool, "velocities", counted)
     data_school(teachers, plan, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons.draw(0, 200, slice(0, 200))
     assert sorted(expert for expert, _ in asked) == list(range(8))
     assert sum(rows for _, rows in asked) == 200
@@ -157,7 +157,8 @@ def test_teachers_that_take_turns_say_the_same(tiny_demo: Path) -> None:
     narrow = replace(desk, placement=replace(desk.placement, memory=1e6 / GIB))
     roomy, turns = (data_school(teachers, plan, each).lessons for each in (desk, narrow))
     assert isinstance(turns, DataLessons)
-    (engine,) = {expert.engine for expert in turns.experts.experts}  # type: ignore[attr-defined]
+    engine = turns.experts.experts
+    assert isinstance(engine, ExpertPool)
     assert len(engine.residency.slots) == 2
     together, one_by_one = (lessons.draw(0, 64, slice(0, 64)) for lessons in (roomy, turns))
     assert all(torch.equal(together[name], one_by_one[name]) for name in together)
@@ -280,7 +281,7 @@ def test_doubt_leaves_the_mean_lesson_as_it_is(rule: TrustIn, heard_for: float) 
     x0, eps = x0[mine], torch.randn(x0[mine].shape, generator=numbers, dtype=torch.float64)
     t = torch.full((len(x0),), 0.7, dtype=torch.float64)
     x = noisy(LinearFlow(), x0, eps, t)
-    answer = taught(OwnExperts(exact_teachers()).about(torch.ones(len(x0)).long()), FLOW, x, t, None)
+    answer = taught(OwnExperts(Denoisers(exact_teachers())).about(torch.ones(len(x0)).long()), FLOW, x, t, None)
     share = Trust(FLOW, TEACHERS, rule).share(torch.ones(len(x0)).long(), t)
     target = corrected(answer, FLOW.target(x0, eps, t).value, 0.0, share)
     excess = target - answer
@@ -377,7 +378,7 @@ def asked_clusters(lessons: DataLessons, images: int, batch: int) -> torch.Tenso
         Objective(schedule=LinearFlow(), kind=Kind.X0),
         lessons.training,
         lessons.clustered,
-        OwnExperts([Still(k) for k in range(8)]),
+        OwnExperts(Denoisers([Still(k) for k in range(8)])),
         lessons.latent,
         CPU,
     )
@@ -399,7 +400,7 @@ class Still:
 
 def sampled(objective: Objective, steps: int = 20, trajectories: int = 100) -> SampledLessons:
     """Lessons on the trajectories of an ideal ensemble in six dimensions."""
-    mixture = Mixture(exact_teachers(), ExactRouter(WORLD))
+    mixture = Mixture.of(exact_teachers(), ExactRouter(WORLD))
     questions = Questions(2, lambda numbers: Condition(labels=torch.tensor(numbers)), CPU)
     return SampledLessons(objective, TRAINING, mixture, questions, (6, 1, 1), steps, trajectories, CPU)
 
@@ -449,7 +450,7 @@ def test_states_keep_what_their_trajectory_was_asked_for() -> None:
 
     lessons = replace(
         sampled(Objective(schedule=LinearFlow(), kind=Kind.VELOCITY), steps=3, trajectories=10),
-        mixture=Mixture([Saying(said)], lambda x, t, condition: torch.ones(len(x), 1)),
+        mixture=Mixture.of([Saying(said)], lambda x, t, condition: torch.ones(len(x), 1)),
         questions=Questions(50, asked, CPU),
         at_once=4,
     )

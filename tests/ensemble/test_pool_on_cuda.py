@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from atoll.ensemble.groups import grouped
-from atoll.sampling.out_of_step import paint_out_of_step
 from torch import Tensor
 
 from atoll.ensemble import Mixture, parse_route
+from atoll.ensemble.mixture import rows_by_expert
 from atoll.ensemble.placing import Placement, choose, load_single_expert, wrong_kernels
-from atoll.ensemble.pool import ExpertEngine
+from atoll.ensemble.pool import ExpertPool
 from atoll.ensemble.weights import layout_of
 from atoll.models.presets import preset
 from atoll.process import Condition
-from atoll.sampling import Sampling, stream
-from tiny_experts import LATENT, Router, architecture, engine, plain, question, write_experts
+from atoll.sampling import Sampling, generate
+from tiny_experts import LATENT, Router, architecture, plain, pool, question, write_experts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: NOT TESTED HERE")
 CUDA = torch.device("cuda", 0)
@@ -34,8 +33,8 @@ def on_cuda(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Condition]:
     return x.to(CUDA), t.to(CUDA), condition.to(CUDA)
 
 
-def cuda_engine(places: list[Path], slots: int | None = None, **settings: object) -> ExpertEngine:
-    return engine(places, slots, devices=("cuda:0",), **settings)  # type: ignore[arg-type]
+def cuda_pool(places: list[Path], slots: int | None = None, **settings: object) -> ExpertPool:
+    return pool(places, slots, devices=("cuda:0",), **settings)  # type: ignore[arg-type]
 
 
 class CudaRouter(Router):
@@ -51,21 +50,21 @@ def error(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("slots", [8, 2, 1])
 def test_graphs_answer_what_the_cpu_answers(places: list[Path], slots: int) -> None:
     """In float32, for many numbers of rows; with two slots a graph replays whoever's weights are in its memory."""
-    graphed = cuda_engine(places, slots).denoisers
+    graphed = cuda_pool(places, slots)
     with torch.no_grad():
         for rows in (1, 2, 5, 17, 130):
             question_there, question_here = on_cuda(rows, rows), question(rows, rows)
-            for mine, alone in zip(graphed, plain(places), strict=True):
-                assert error(mine(*question_there).value, alone(*question_here).value) < 1e-3
+            for k, alone in enumerate(plain(places)):
+                assert error(graphed[k](*question_there).value, alone(*question_here).value) < 1e-3
 
 
 def test_bfloat16_int8_and_kernels(places: list[Path]) -> None:
     with torch.no_grad():
         wanted = [expert(*question(6)).value for expert in plain(places)]
         for settings in ({}, {"int8": True}, {"kernels": True}, {"int8": True, "kernels": True}):
-            found = cuda_engine(places, precision="bfloat16", **settings).denoisers
-            for mine, value in zip(found, wanted, strict=True):
-                assert error(mine(*on_cuda(6)).value, value) < 0.05, settings
+            found = cuda_pool(places, precision="bfloat16", **settings)
+            for k, value in enumerate(wanted):
+                assert error(found[k](*on_cuda(6)).value, value) < 0.05, settings
 
 
 def test_experts_on_several_streams_do_not_disturb_each_other(places: list[Path]) -> None:
@@ -73,12 +72,12 @@ def test_experts_on_several_streams_do_not_disturb_each_other(places: list[Path]
     weights = torch.zeros(64, 8, device=CUDA)
     weights[torch.arange(64), torch.arange(64) % 8] = 1.0
     with torch.no_grad():
-        groups = grouped(weights, x, t, condition)
-        alone = cuda_engine(places, precision="bfloat16", streams=1)
-        wanted = [value.clone() for value in alone.answers(groups)]
-        together = cuda_engine(places, precision="bfloat16", streams=8)
+        rows = rows_by_expert(weights)
+        alone = cuda_pool(places, precision="bfloat16", streams=1)
+        wanted = [value.clone() for value in alone.velocities(x, t, condition, rows)]
+        together = cuda_pool(places, precision="bfloat16", streams=8)
         for _ in range(50):
-            for value, expected in zip(together.answers(groups), wanted, strict=True):
+            for value, expected in zip(together.velocities(x, t, condition, rows), wanted, strict=True):
                 assert torch.equal(value, expected)
 
 
@@ -86,14 +85,14 @@ def test_the_host_waits_for_nothing_but_the_groups(places: list[Path]) -> None:
     x, t, condition = on_cuda(16)
     weights = torch.softmax(torch.randn(16, 8, device=CUDA), dim=1)
     with torch.no_grad():
-        groups = grouped(weights, x, t, condition)
-        graphed = cuda_engine(places)
-        graphed.answers(groups)
+        rows = rows_by_expert(weights)
+        graphed = cuda_pool(places)
+        graphed.velocities(x, t, condition, rows)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            graphed.answers(groups)
-            graphed.denoisers[3](x, t, condition)
+            graphed.velocities(x, t, condition, rows)
+            graphed[3](x, t, condition)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -102,14 +101,11 @@ def test_the_host_waits_for_nothing_but_the_groups(places: list[Path]) -> None:
 def test_images_that_take_turns_are_those_of_all_in_step(places: list[Path], route: str) -> None:
     sampling = Sampling(steps=8, guidance=1.5)
     _, _, condition = on_cuda(12)
-    mixture = Mixture(cuda_engine(places).denoisers, CudaRouter(), parse_route(route))
-    latents = torch.empty(12, *LATENT, device=CUDA)
-    for rows, step in stream(mixture, LATENT, range(12), condition, sampling, device=CUDA):
-        latents[rows] = step.after
-    turns = cuda_engine(places, 2)
-    waiting = replace(mixture, denoisers=turns.denoisers)
+    mixture = Mixture(cuda_pool(places), CudaRouter(), parse_route(route))
+    latents = generate(mixture, LATENT, range(12), condition, sampling, device=CUDA)
+    turns = cuda_pool(places, 2)
     for _ in range(2):
-        found = paint_out_of_step(waiting, LATENT, range(12), condition, sampling, device=CUDA)
+        found = generate(replace(mixture, experts=turns), LATENT, range(12), condition, sampling, device=CUDA)
         # an expert chosen otherwise by a hair's breadth makes another image
         close = (found - latents).flatten(1).norm(dim=1) < 1e-2 * latents.flatten(1).norm(dim=1)
         assert close.sum() >= 11
@@ -118,8 +114,8 @@ def test_images_that_take_turns_are_those_of_all_in_step(places: list[Path], rou
 
 def test_a_model_on_a_card(places: list[Path]) -> None:
     alone = load_single_expert(places[0], Placement(devices=(CUDA,)))
-    assert "1 expert in bfloat16" in alone.placed.said
-    assert "on cuda:0" in alone.placed.said
+    assert "1 expert in bfloat16" in alone.placed.summary
+    assert "on cuda:0" in alone.placed.summary
     with torch.no_grad():
         value = alone.denoiser("bfloat16")(*on_cuda(3)).value
         assert error(value, plain(places[:1])[0](*question(3)).value) < 0.05

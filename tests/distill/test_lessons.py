@@ -54,7 +54,7 @@ from atoll.training.recipe import Training
 from atoll.training.resources import Resources
 from atoll.training.seeds import batch_numbers
 from gaussian_world import WORLD, name, relative_error
-from tiny_experts import plain, question, write_experts
+from tiny_experts import plain, pool, question, write_experts
 
 CPU = torch.device("cpu")
 TEACHERS: list[tuple[Schedule, Kind]] = [

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,7 @@ from ..artifacts import sha256_file
 from ..data.classes import class_number
 from ..data.space import restored
 from ..data.text import word_ids
-from ..ensemble.asking import AskedEvery, Router
-from ..ensemble.mixture import Mixture
+from ..ensemble.mixture import Denoisers, Mixture
 from ..ensemble.routes import parse_route
 from ..models.block_transform import BlockTransform
 from ..models.dit import DiT, DiTConfig
@@ -56,20 +55,21 @@ from ..process import (
     LinearFlow,
     NetworkDenoiser,
     Opposed,
-    PerImageDenoiser,
-    Prediction,
     Schedule,
-    wide_dtype,
 )
+from ..sampling.engine import Engine
 from ..sampling.grids import parse_grid
-from ..sampling.guidance import Guided
 from ..sampling.noise import step_noise
-from ..sampling.solvers import Step, parse_solver
+from ..sampling.protocols import ImageRoute
+from ..sampling.requests import Request
+from ..sampling.settings import Sampling
+from ..sampling.solvers import SOLVERS, StepNoise, Walk
+from ..sampling.solvers import Path as GridPath
 from ..training.result import as_saved, saved_digest
 from .model_card import model_card
 
 STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
-SOLVERS_OF_ONE_CALL = ("dpmpp_2m", "euler", "stochastic")  # a loop of diffusers asks the model once per step
+SOLVERS_OF_ONE_CALL = ("dpmpp_2m", "euler", "stochastic", "unipc")  # diffusers runs the model once per step
 
 
 def schedule_of(settings: Mapping[str, Any]) -> Schedule:
@@ -199,8 +199,8 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):
         self.sigmas = parse_grid(self.config.grid)(num_inference_steps, LinearFlow())  # float64 on the CPU, as ours are
         self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
         self.num_inference_steps = num_inference_steps
-        self._walk: Iterator[Step] | None = None
-        self._last: Step | None = None
+        self._walk: Walk | None = None
+        self._state: Tensor | None = None
 
     def step(
         self,
@@ -210,35 +210,27 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor]:
-        """One step of the solver, which asks for a velocity and is given `model_output`.
+        """One step of the solver, which receives the velocity `model_output`.
 
         With a list of generators the stochastic solver draws the noise of their seeds, as `atoll sample` does.
         """
         if self._walk is None:
-            self._given = _Given()
             noise = partial(_step_noise, generator, sample)
-            self._walk = parse_solver(self.config.solver).walk(self._given, sample, self.sigmas, None, noise)
-        elif self._last is not None and sample is not self._last.after:
-            self._last.after.copy_(sample)  # somebody changed the latents between two steps: go on from there
-        self._given.velocity = model_output
-        self._last = next(self._walk)
-        return SchedulerOutput(prev_sample=self._last.after) if return_dict else (self._last.after,)
+            self._walk = SOLVERS[self.config.solver](sample, GridPath(LinearFlow(), self.sigmas), noise)
+            self._state, _ = next(self._walk)
+        elif self._state is not None and sample is not self._state:
+            self._state.copy_(sample)  # latents that were changed between two steps
+        try:
+            self._state, _ = self._walk.send(model_output)
+        except StopIteration as end:
+            self._state = end.value
+        return SchedulerOutput(prev_sample=self._state) if return_dict else (self._state,)
 
     def scale_model_input(self, sample: Tensor, timestep: Tensor | None = None) -> Tensor:
         return sample
 
     def __len__(self) -> int:
         return int(self.config.num_train_timesteps)
-
-
-class _Given:
-    """A denoiser that answers what it has been given: it turns a solver that asks into one that is told."""
-
-    schedule, kind = LinearFlow(), Kind.VELOCITY
-    velocity: Tensor
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        return Prediction(Kind.VELOCITY, self.velocity)
 
 
 def _step_noise(generator: Any, sample: Tensor, index: int) -> Tensor:
@@ -295,8 +287,7 @@ class Painting:
         generator              one, or a list with one per image; `torch.Generator().manual_seed(seed + i)` for image i
                                paints what `atoll sample --seed` paints
         latents                normalized noise [N, C, H, W] instead of drawing it
-        route                  which experts run: top-K, full, threshold-P, nucleus-P, sampled, fixed; default: the
-                               model's own
+        route                  which experts run: top-K, full, threshold-P, fixed; default: the model's own
         route_every            ask the router at every n-th step only
         guidance_weights       own (exact) or conditional (cheaper): the experts of the unconditional half
         guidance_interval      guide only where low <= t <= high; t = 1 is noise
@@ -317,25 +308,42 @@ class Painting:
         self._interrupt = False
 
         sigmas, timesteps = self._times(num_inference_steps, device)
-        x = sigmas[0] * self._noise(len(prompts), generator, latents, device)
-        denoiser = self.denoiser(route, guidance_weights, sigmas, route_every)
-        if isinstance(denoiser, PerImageDenoiser):
-            denoiser = denoiser.bind(slice(0, len(prompts)), _seeds(generator, len(prompts)))
+        sampling = Sampling(
+            steps=len(timesteps),
+            guidance=self._guidance_scale,
+            guidance_interval=guidance_interval,
+            guidance_weights=guidance_weights,  # type: ignore[arg-type]
+            route_every=route_every,
+        )
         extra = {"generator": generator} if "generator" in _parameters(self.scheduler.step) else {}
 
-        self._num_timesteps = len(timesteps)
-        with self.progress_bar(total=len(timesteps)) as bar:
+        def walk(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
+            """The scheduler as a solver."""
             for index, timestep in enumerate(timesteps):
                 if self._interrupt:
-                    continue
-                t = torch.full((len(x),), sigmas[index], dtype=wide_dtype(device), device=device)
-                velocity = Guided(denoiser, self._guidance_scale, guidance_interval)(x, t, condition).value
+                    break
+                velocity = yield x, path.t[index]
                 x = self.scheduler.step(velocity, timestep, x, **extra, return_dict=False)[0]
                 if callback_on_step_end is not None:
                     tensors = {"latents": x} if "latents" in callback_on_step_end_tensor_inputs else {}
                     returned = callback_on_step_end(self, index, timestep, tensors)
                     x = returned.pop("latents", x)
                 bar.update()
+            return x
+
+        self._num_timesteps = len(timesteps)
+        model = self.denoiser(route)
+        noise = self._noise(len(prompts), generator, latents, device)
+        engine = Engine(model, noise.shape[1:], max_images=len(prompts), device=device)
+        drawn = isinstance(getattr(model, "route", None), ImageRoute)
+        request = Request(_seeds(generator, len(prompts)) if drawn else range(len(prompts)), condition, sampling)
+        request.solver, request.times, request.noise = walk, torch.tensor(sigmas, dtype=torch.float64), noise
+        with self.progress_bar(total=len(timesteps)) as bar:
+            engine.admit([request])
+            while len(engine):
+                engine.round()
+        x = request.latents
+        assert x is not None, "the engine is done"
 
         images = x if output_type == "latent" else self._pictures(x, output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
@@ -357,21 +365,16 @@ class Painting:
         """Expert k is the one of cluster k."""
         return [getattr(self, name) for name in self.expert_names]
 
-    def denoiser(
-        self, route: str | None, guidance_weights: str, times: Sequence[float], route_every: int = 1
-    ) -> Denoiser:
-        """The model as one denoiser on the reference path, to be asked along a time grid."""
+    def denoiser(self, route: str | None = None) -> Denoiser:
+        """The model as one denoiser on the sampling path."""
         bridges = [bridged(expert, schedule_of(self.config.atoll["reference"])) for expert in self.experts]
         if self.router is None:
             if route is not None:
                 raise ValueError(f"route {route!r}: this is a single expert, there is nothing to route; leave it out")
             return bridges[0]
-        chosen = parse_route(route or self.config.atoll["route"])
         trunk = self.router.config.card["architecture"]["trunk"]
-        ask: Router = partial(cluster_weights, self.router, trunk["time_scale"])
-        if route_every > 1:
-            ask = AskedEvery(ask, torch.tensor(times), route_every)
-        return Mixture(bridges, ask, chosen, guidance_weights)  # type: ignore[arg-type]
+        weights = partial(cluster_weights, self.router, trunk["time_scale"])
+        return Mixture(Denoisers(bridges), weights, parse_route(route or self.config.atoll["route"]))
 
     def encode(self, prompts: Sequence[str | int], device: torch.device) -> Condition | None:
         """Prompts as the condition the networks read; None for a model without one."""

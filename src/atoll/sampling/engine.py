@@ -16,11 +16,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..process import Condition, Denoiser, per_sample
-from .protocols import ImageRoute, Routed, as_routed
+from ..process import Condition, Denoiser, per_sample, wide_dtype
+from .protocols import ImageRoute, Residents, Routed, as_routed
 from .requests import Request, Running, Stack, Step
 from .settings import Sampling
-from .turns import advance_by_turns
 
 Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
 
@@ -81,7 +80,7 @@ class Engine:
         """Run the networks once; the steps that ended with it. A request is done when its `latents` are there."""
         if not self.running:
             return []
-        steps = self._lockstep() if self.model.residents is None else advance_by_turns(self, self.model.residents)
+        steps = self._lockstep() if self.model.residents is None else self._turn(self.model.residents)
         if any(running.done for running in self.running):
             self._hold([running for running in self.running if not running.done])
         return steps
@@ -163,6 +162,53 @@ class Engine:
         parts = zip(stack.order, velocity.split(stack.counts), strict=True)
         return [step for running, part in parts for step in running.take(part)]
 
+    def _turn(self, residents: Residents) -> list[Step]:
+        """One expert that is in memory, for the images that wait for it, while the next one is copied there.
+
+        At top-1 an image hardly ever changes its expert, so it takes many steps per copy; in lockstep nearly all are
+        needed at every step.
+        """
+        fresh = [running for running in self.running if running.owed is None]
+        for first in range(0, len(fresh), self.max_images):
+            stack = Stack(fresh[first : first + self.max_images])
+            weights = self.weights(stack, *self.rows(stack)).tolist()
+            for running, branch, rows in stack.branches():
+                owed = {(branch, k): w for k, w in enumerate(weights[rows.start]) if w != 0.0}
+                running.owed = owed if branch == 0 else {**(running.owed or {}), **owed}
+        waiting: dict[int, list[tuple[Running, int]]] = {}
+        for running in self.running:
+            for branch, k in running.owed or ():
+                waiting.setdefault(k, []).append((running, branch))
+        k = residents.next({k: len(rows) for k, rows in waiting.items()})
+        served = waiting[k][: self.max_images]
+        for (running, branch), part in zip(served, self._part(served, k), strict=True):
+            assert running.owed is not None
+            del running.owed[branch, k]
+            running.had[branch, k] = part
+        answered = [running for running in dict.fromkeys(running for running, _ in served) if not running.owed]
+        if not answered:
+            return []
+        stack = Stack(answered)
+        scales = [running.sampling.guidance for running in stack.guided]
+        self.stacked = None, None, torch.tensor(scales, dtype=torch.float32).to(self.device)
+        sums = [sum_of_parts(running, branch) for running, branch, _ in stack.branches()]
+        for running in answered:
+            running.owed, running.had = None, {}
+        return self.send(stack, torch.cat(sums))
+
+    def _part(self, served: Sequence[tuple[Running, int]], k: int) -> Sequence[Tensor]:
+        """Expert k's weighted velocity of some (image, branch), each [1, ...]."""
+        x = torch.cat([running.x for running, _ in served])
+        t = torch.tensor([running.t for running, _ in served], dtype=wide_dtype(x.device)).to(x.device)
+        places = torch.tensor([running.place + branch for running, branch in served]).to(x.device)
+        condition = None if self.table is None else self.table[places]
+        chosen = served[0][0].chosen
+        assert chosen is not None
+        weights = torch.zeros(len(served), chosen.shape[1], dtype=chosen.dtype)
+        weights[:, k] = torch.tensor([running.owed[branch, k] for running, branch in served])  # type: ignore[index]
+        velocity = self.model.velocity(x, t, condition, weights.to(x.device))
+        return list(velocity.split(1))
+
 
 def stream(
     model: Routed | Denoiser,
@@ -207,3 +253,12 @@ def generate(
         if progress is not None:
             progress(done, len(seeds) * sampling.steps)
     return latents
+
+
+def sum_of_parts(running: Running, branch: int) -> Tensor:
+    """The velocity of one image and branch, summed in the order of experts as in lockstep."""
+    parts = [running.had[key] for key in sorted(running.had) if key[0] == branch]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -22,7 +22,7 @@ from atoll.artifacts import UserError
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.mixture import Mixture
 from atoll.ensemble.placing import Placed, Placement, SingleExpert
-from atoll.process import Condition, LinearFlow
+from atoll.process import Condition
 from atoll.sampling import GuidanceWeights, image_seeds
 from atoll.sampling.noise import initial_noise
 
@@ -196,7 +196,7 @@ def test_a_router_that_is_certain_paints_what_that_expert_paints(
 def test_identical_experts_paint_what_one_paints(ensemble: Model, expert: Model) -> None:
     assert isinstance(ensemble.body, Ensemble)
     assert isinstance(expert.body, SingleExpert)
-    eight = Placed([expert.body.expert] * 8, Placement(), LinearFlow())
+    eight = Placed([expert.body.expert] * 8, Placement())
     same = replace(ensemble, body=replace(ensemble.body, placed=eight))
     alone = pixels(expert.generate(PROMPTS, steps=4))
     for route in ("top-1", "top-2", "full", "nucleus-0.9", "sampled", "fixed"):

@@ -76,7 +76,7 @@ def test_one_mixture_of_all_kinds_of_experts(tmp_path: Path) -> None:
     def router(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         return weights
 
-    mixed = Mixture(experts, router)(x, t, condition).value
+    mixed = Mixture.of(experts, router)(x, t, condition).value
     alone = torch.stack([expert(x, t, condition).value for expert in experts], dim=1)
     assert torch.isfinite(mixed).all()
     torch.testing.assert_close(mixed, (weights[:, :, None, None, None] * alone).sum(1), atol=1e-4, rtol=1e-4)

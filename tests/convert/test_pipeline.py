@@ -38,7 +38,8 @@ from atoll.models.shapes import as_shapes
 from atoll.planning.recipes import recipe
 from atoll.process import CosineVP, DDPMBetas, Kind, LinearFlow
 from atoll.router.card import RouterCard, TrainedRouter
-from atoll.sampling import Sampling, parse_grid, parse_solver, step_noise
+from atoll.sampling import SOLVERS, Sampling, parse_grid, step_noise
+from atoll.sampling import Path as GridPath
 from atoll.training.result import WEIGHTS
 from installs import atoll_without, environment_with
 from pretrained_folders import clip_folder, kl_folder, tiny_folder
@@ -79,7 +80,7 @@ def loud(tiny_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     assert isinstance(body, Ensemble)
     places = [expert.file.path.parent for expert in body.experts]
     experts = [open_expert(louder(place, folder / place.name)) for place in places]
-    placed = Placed(experts, Placement(), LinearFlow())
+    placed = Placed(experts, Placement())
     model = replace(model, body=replace(body, placed=placed))
     one, other = (model.generate([prompt], steps=5) for prompt in PROMPTS)
     assert farthest(one, other) > 10 * ONE_STEP
@@ -150,7 +151,6 @@ def test_the_defaults_are_those_of_atoll_sample(loud: Model, pipe: Any) -> None:
     [
         {"route": "top-1"},
         {"route": "full", "guidance": 1.0},
-        {"route": "sampled"},
         {"route": "fixed"},
         {"route_every": 3},
         {"guidance_weights": "conditional"},
@@ -167,7 +167,7 @@ def test_every_choice_of_sampling_paints_the_same(loud: Model, pipe: Any, option
     assert farthest(images, ours) <= ONE_STEP
 
 
-@pytest.mark.parametrize("solver", ["dpmpp_2m", "euler", "stochastic"])
+@pytest.mark.parametrize("solver", ["dpmpp_2m", "euler", "stochastic", "unipc"])
 def test_our_scheduler_is_our_solver_step_by_step(solver: str) -> None:
     scheduler = load(bundle(1)).AtollScheduler(solver=solver, grid="shifted-3")
     scheduler.set_timesteps(9)
@@ -177,16 +177,14 @@ def test_our_scheduler_is_our_solver_step_by_step(solver: str) -> None:
     def velocity(x: Tensor, t: float) -> Tensor:
         return torch.tanh(x) * (1.0 + t)
 
-    class Field:
-        schedule, kind = LinearFlow(), Kind.VELOCITY
-
-        def __call__(self, x: Tensor, t: Tensor, condition: object) -> Any:
-            from atoll.process import Prediction
-
-            return Prediction(Kind.VELOCITY, velocity(x, float(t[0])))
-
     times = parse_grid("shifted-3")(9, LinearFlow())
-    expected = parse_solver(solver)(Field(), start, times, None, lambda i: step_noise(seeds, (3, 4, 4), i))
+    walk = SOLVERS[solver](start, GridPath(LinearFlow(), times), lambda i: step_noise(seeds, (3, 4, 4), i))
+    state, t = next(walk)
+    for _ in times[:-2]:
+        state, t = walk.send(velocity(state, t))
+    with pytest.raises(StopIteration) as end:
+        walk.send(velocity(state, t))
+    expected = end.value.value
     x = start.clone()
     for timestep, t in zip(scheduler.timesteps, times, strict=False):
         assert float(timestep) == pytest.approx(1000 * float(t), abs=1e-9)
@@ -461,7 +459,7 @@ def test_more_than_a_hundred_experts(tmp_path: Path) -> None:
     architecture = RouterConfig(trunk=config, clusters=count)
     card = RouterCard(architecture=architecture, latent=version.latent, partition="1" * 64, images=0)
     router = TrainedRouter(card, Router(architecture).eval(), "2" * 64)
-    ensemble = Ensemble(version, Placed(experts, Placement(), LinearFlow()), router, missing={})
+    ensemble = Ensemble(version, Placed(experts, Placement()), router, missing={})
     export_pipeline(ensemble, version.latent, None, tmp_path / "out")
     back = read_release(Store.at(tmp_path / "out")).model
     assert [expert.digest for expert in back.placed.experts] == [expert.digest for expert in experts]

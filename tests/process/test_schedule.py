@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from diffusers import DDPMScheduler
 from torch import Tensor
 
+from atoll.evaluation.closed_form import ExactDenoiser
 from atoll.process import (
     EDM,
+    Bridge,
     Condition,
     CosineVP,
     DDPMBetas,
@@ -20,8 +23,9 @@ from atoll.process import (
     Schedule,
     convert,
     per_sample,
+    widen,
 )
-from gaussian_world import SCHEDULES, name, states
+from gaussian_world import SCHEDULES, WORLD, name, relative_error, states
 
 # off the knots of a 1000-step table, where a piecewise path has one slope on each side
 INSIDE = torch.linspace(0.0013, 0.9987, 501, dtype=torch.float64)
@@ -181,3 +185,31 @@ def test_v_on_edm_is_karras_preconditioning() -> None:
     expected = c_skip * x + c_out * -network(c_in * x, t, None)
     answer = NetworkDenoiser(network, EDM(), Kind.V)(x, t, None)
     torch.testing.assert_close(convert(answer, Kind.X0, EDM(), x, t).value, expected, rtol=1e-9, atol=1e-9)
+
+
+@dataclass(frozen=True)
+class Circle(Schedule):
+    """CosineVP with alpha and sigma alone, as a new schedule is written."""
+
+    name: str = "circle"
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.sin(0.5 * math.pi * (1.0 - widen(t)))
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return torch.sin(0.5 * math.pi * widen(t))
+
+
+def test_derivatives_band_and_inverse_have_defaults() -> None:
+    mine, theirs = Circle(), CosineVP()
+    assert mine.band == theirs.band
+    for part in ("d_alpha", "d_sigma", "log_snr"):
+        torch.testing.assert_close(getattr(mine, part)(INSIDE), getattr(theirs, part)(INSIDE), rtol=1e-12, atol=1e-12)
+    far = torch.tensor([-40.0, -3.0, 0.0, 3.0, 40.0], dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(mine.time_at(far), theirs.time_at(far), rtol=0, atol=1e-12)
+        torch.testing.assert_close(mine.d_alpha(INSIDE), theirs.d_alpha(INSIDE))
+    x, t = states(16, [0.1, 0.5, 0.9])
+    expert = ExactDenoiser(WORLD, mine, Kind.EPSILON)
+    truth = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)(x, t, None).value
+    assert relative_error(Bridge(expert, limit=None)(x, t, None).value, truth).max() < 1e-9

@@ -3,17 +3,10 @@
 from .bridge import Bridge, PaperFusion
 from .condition import Condition, Opposed
 from .denoiser import (
-    Conversation,
     Denoiser,
-    GuidanceWeights,
-    GuidedDenoiser,
     NetworkDenoiser,
-    PerImageDenoiser,
-    UnhurriedDenoiser,
-    guide,
 )
 from .objective import (
-    AnySchedule,
     Corruption,
     LogitNormal,
     MinSNR,
@@ -43,20 +36,17 @@ from .prediction import (
     tells_only,
     x0_gain,
 )
-from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
+from .schedule import EDM, AnySchedule, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
     "EDM",
     "AnySchedule",
     "Bridge",
     "Condition",
-    "Conversation",
     "Corruption",
     "CosineVP",
     "DDPMBetas",
     "Denoiser",
-    "GuidanceWeights",
-    "GuidedDenoiser",
     "Kind",
     "LinearFlow",
     "LogitNormal",
@@ -65,14 +55,12 @@ __all__ = [
     "Objective",
     "Opposed",
     "PaperFusion",
-    "PerImageDenoiser",
     "Plain",
     "Prediction",
     "Schedule",
     "Shifted",
     "Sigmoid",
     "TimeDensity",
-    "UnhurriedDenoiser",
     "Uniform",
     "Weighting",
     "carries_only_noise",
@@ -80,7 +68,6 @@ __all__ = [
     "combine",
     "convert",
     "fixed_times",
-    "guide",
     "linear_form",
     "mix",
     "noisy",

@@ -2,79 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from .condition import Condition
 from .prediction import Kind, Prediction
 from .schedule import Schedule, scaled
 
-GuidanceWeights = Literal["own", "conditional"]  # what a mixture weighs the unconditional half of guidance by
-
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """Answers a noisy state: (x [B, ...], t [B], condition) -> Prediction of `kind` on `schedule`."""
+    """A noisy state to a prediction: (x [B, ...], t [B], condition) -> Prediction of `kind` on `schedule`."""
 
     @property
     def schedule(self) -> Schedule: ...
     @property
     def kind(self) -> Kind: ...
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction: ...
-
-
-@runtime_checkable
-class GuidedDenoiser(Denoiser, Protocol):
-    """A denoiser with its own way to do classifier-free guidance (a mixture, for one)."""
-
-    def guided(self, x: Tensor, t: Tensor, condition: Condition, scale: float) -> Prediction: ...
-
-
-def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance, u + scale (c - u), in float32 or wider.
-
-    Every kind is the same affine function of state and velocity, and this is an affine combination, so it
-    gives the same result whatever kind it is applied to.
-    """
-    dtype = torch.promote_types(conditional.dtype, torch.float32)
-    return torch.lerp(unconditional.to(dtype), conditional.to(dtype), scale)
-
-
-@runtime_checkable
-class PerImageDenoiser(Denoiser, Protocol):
-    """A denoiser whose answer depends on which image a row is (its seed, its place in the whole call)."""
-
-    def bind(self, rows: slice, seeds: Sequence[int]) -> Denoiser:
-        """The denoiser for a batch that holds `rows` of the images of a call, whose seeds are `seeds`."""
-        ...
-
-
-class Conversation(Protocol):
-    """Questions about images that need not go in step, answered in the order that suits whoever answers."""
-
-    def ask(self, images: Sequence[int], x: Tensor, t: Tensor, guided: bool) -> None:
-        """Ask about some images, in state x [B, ...] at times t float64 [B] on the CPU. None of them waits already."""
-        ...
-
-    def answers(self) -> tuple[list[int], Tensor]:
-        """The images that are answered now, at least one while any waits, and their velocities [B, ...]."""
-        ...
-
-
-@runtime_checkable
-class UnhurriedDenoiser(Denoiser, Protocol):
-    """A denoiser that answers some images before others, since not all of its parts are always at hand."""
-
-    def converse(self, seeds: Sequence[int], condition: Condition | None, scale: float, batch: int) -> Conversation:
-        """Begin to talk about the images of a call, by their seeds; what is guided is so by `scale`.
-
-        At most `batch` images are computed at once.
-        """
-        ...
 
 
 @dataclass(frozen=True)

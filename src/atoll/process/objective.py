@@ -25,9 +25,7 @@ from torch import Tensor
 from .condition import Condition
 from .denoiser import Denoiser
 from .prediction import Kind, Prediction, coefficients, combine, convert, mix, x0_gain
-from .schedule import EDM, CosineVP, DDPMBetas, LinearFlow, Schedule, widen
-
-AnySchedule = LinearFlow | CosineVP | DDPMBetas | EDM
+from .schedule import AnySchedule, Schedule, widen
 
 
 @dataclass(frozen=True)

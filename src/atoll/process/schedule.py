@@ -18,38 +18,17 @@ float64 whatever the state's precision: 1 - t in bf16 would lose the signal near
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 # sigma/alpha reaches 0 and infinity on paths that touch pure data or pure noise; we call 1e-4 .. 1e4 covered.
 _OPEN_END = 2.0 * math.log(1e4)
-
-
-class Schedule(Protocol):
-    """A path from data to noise, a value: frozen and hashable. Methods map times [B] to float64 values [B]."""
-
-    def __hash__(self) -> int: ...
-    @property
-    def band(self) -> tuple[float, float]:
-        """Lowest and highest log-SNR covered: (noisiest, cleanest)."""
-        ...
-
-    def alpha(self, t: Tensor) -> Tensor: ...
-    def sigma(self, t: Tensor) -> Tensor: ...
-    def d_alpha(self, t: Tensor) -> Tensor: ...
-    def d_sigma(self, t: Tensor) -> Tensor: ...
-    def log_snr(self, t: Tensor) -> Tensor: ...
-    def time_at(self, log_snr: Tensor) -> Tensor:
-        """The t with this log-SNR, after clamping the log-SNR to the band."""
-        ...
-
-    def input_scale(self, t: Tensor) -> Tensor | None:
-        """What the state is multiplied with before a network of this path sees it; None: it sees the state."""
-        ...
+BISECTIONS = 60  # halve [0, 1] below float64's resolution
 
 
 WITHOUT_FLOAT64 = ("mps",)  # device types: Apple's GPUs
@@ -78,19 +57,69 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
     return per_sample(factor, x).to(torch.promote_types(x.dtype, torch.float32)) * x
 
 
-def _log_ratio(alpha: Tensor, sigma: Tensor) -> Tensor:
-    return 2.0 * (alpha.log() - sigma.log())
+class Schedule:
+    """A path from data to noise, a value: frozen and hashable. Methods map times [B] to float64 values [B].
 
+    A new schedule is a frozen dataclass with `name`, `alpha` and `sigma`, added to AnySchedule below. Derivatives
+    (autograd), the band and the inverse (bisection) have defaults here; closed forms are faster.
+    """
 
-@dataclass(frozen=True)
-class LinearFlow:
-    """Flow matching's straight path, and the reference path of every ensemble: alpha = 1 - t, sigma = t."""
+    name: str
 
-    name: Literal["linear-flow"] = field(default="linear-flow", kw_only=True)
+    def alpha(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def sigma(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def d_alpha(self, t: Tensor) -> Tensor:
+        return _slope(self.alpha, t)
+
+    def d_sigma(self, t: Tensor) -> Tensor:
+        return _slope(self.sigma, t)
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return 2.0 * (self.alpha(t).log() - self.sigma(t).log())
 
     @property
     def band(self) -> tuple[float, float]:
-        return -_OPEN_END, _OPEN_END
+        """Lowest and highest log-SNR covered: (noisiest, cleanest)."""
+        return _band(self)
+
+    def time_at(self, log_snr: Tensor) -> Tensor:
+        """The t with this log-SNR, after clamping the log-SNR to the band."""
+        wanted = widen(log_snr).clamp(*self.band)
+        low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
+        for _ in range(BISECTIONS):
+            middle = 0.5 * (low + high)
+            cleaner = self.log_snr(middle) > wanted
+            low, high = torch.where(cleaner, middle, low), torch.where(cleaner, high, middle)
+        return 0.5 * (low + high)
+
+    def input_scale(self, t: Tensor) -> Tensor | None:
+        """What the state is multiplied with before a network of this path sees it; None: nothing."""
+        return None
+
+
+@lru_cache(maxsize=64)
+def _band(schedule: Schedule) -> tuple[float, float]:
+    cleanest, noisiest = schedule.log_snr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
+    return max(noisiest, -_OPEN_END), min(cleanest, _OPEN_END)
+
+
+def _slope(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """d function / dt at t [B], by autograd."""
+    with torch.inference_mode(False), torch.enable_grad():
+        at = widen(t).clone().requires_grad_()
+        (slope,) = torch.autograd.grad((function(at) + 0.0 * at).sum(), at)  # a constant has slope 0
+    return slope
+
+
+@dataclass(frozen=True)
+class LinearFlow(Schedule):
+    """Flow matching's straight path, and the reference path of every ensemble: alpha = 1 - t, sigma = t."""
+
+    name: Literal["linear-flow"] = field(default="linear-flow", kw_only=True)
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1.0 - widen(t)
@@ -104,29 +133,19 @@ class LinearFlow:
     def d_sigma(self, t: Tensor) -> Tensor:
         return torch.ones_like(widen(t))
 
-    def log_snr(self, t: Tensor) -> Tensor:
-        return _log_ratio(self.alpha(t), self.sigma(t))
-
     def time_at(self, log_snr: Tensor) -> Tensor:
         # sigma / alpha = t / (1 - t) = exp(-log_snr / 2)
         return torch.sigmoid(-0.5 * widen(log_snr).clamp(*self.band))
 
-    def input_scale(self, t: Tensor) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class CosineVP:
+class CosineVP(Schedule):
     """Variance-preserving quarter circle: sigma = sin(pi/2 t), alpha = cos(pi/2 t) = sin(pi/2 (1 - t)).
 
     The second form of alpha is exact near t = 1, where the cosine of a rounded angle is not.
     """
 
     name: Literal["cosine-vp"] = field(default="cosine-vp", kw_only=True)
-
-    @property
-    def band(self) -> tuple[float, float]:
-        return -_OPEN_END, _OPEN_END
 
     def alpha(self, t: Tensor) -> Tensor:
         return torch.sin(0.5 * math.pi * (1.0 - widen(t)))
@@ -140,19 +159,13 @@ class CosineVP:
     def d_sigma(self, t: Tensor) -> Tensor:
         return 0.5 * math.pi * self.alpha(t)
 
-    def log_snr(self, t: Tensor) -> Tensor:
-        return _log_ratio(self.alpha(t), self.sigma(t))
-
     def time_at(self, log_snr: Tensor) -> Tensor:
         # tan(pi/2 t) = sigma / alpha = exp(-log_snr / 2)
         return torch.atan(torch.exp(-0.5 * widen(log_snr).clamp(*self.band))) * (2.0 / math.pi)
 
-    def input_scale(self, t: Tensor) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class DDPMBetas:
+class DDPMBetas(Schedule):
     """A discrete DDPM made continuous: step i sits at t = i / (steps - 1), log-SNR is linear between steps.
 
     At the knots alpha^2 is the running product of (1 - beta_i), exactly the table a DDPM was trained with;
@@ -200,9 +213,6 @@ class DDPMBetas:
         fraction = (knots[left] - wanted) / (knots[left] - knots[left + 1])
         return (left + fraction) / (self.steps - 1)
 
-    def input_scale(self, t: Tensor) -> None:
-        return None
-
     def _interpolate(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """log-SNR and its slope d log_snr / dt at t."""
         position = widen(t).clamp(0.0, 1.0) * (self.steps - 1)
@@ -240,7 +250,7 @@ def _ddpm_log_snr_on(betas: str, steps: int, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EDM:
+class EDM(Schedule):
     """Karras et al.'s variance-exploding path: alpha = 1, sigma = (s0 + t (s1 - s0))^rho from 0.002 to 80."""
 
     sigma_min: float = field(default=0.002, metadata={"help": "noise at t = 0"})
@@ -287,3 +297,6 @@ class EDM:
     def input_scale(self, t: Tensor) -> Tensor:
         """Karras et al.'s c_in for data of standard deviation 1, as latents are: the network sees variance 1."""
         return 1.0 / torch.hypot(self.alpha(t), self.sigma(t))
+
+
+AnySchedule = LinearFlow | CosineVP | DDPMBetas | EDM

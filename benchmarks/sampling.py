@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from atoll.sampling.out_of_step import paint_out_of_step
 from torch import Tensor
 
 from atoll.artifacts import link
@@ -59,7 +60,6 @@ from atoll.process import Condition, CosineVP, Kind, LinearFlow
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.router.recipes import router_network
 from atoll.sampling import Sampling, stream
-from atoll.sampling.out_of_step import paint_out_of_step
 from atoll.training.machines import GIB, this_gpu
 from atoll.training.trust import answering_disagreements
 from provenance import commit

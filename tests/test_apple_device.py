@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from apple_device import APPLE, AppleDevice, NoFloat64
 from atoll.data.space import LatentConfig
-from atoll.ensemble.mixture import GuidanceWeights, Mixture
+from atoll.ensemble.mixture import Mixture
 from atoll.ensemble.routes import parse_route
 from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.models.dit import DiT, DiTConfig
@@ -38,7 +38,7 @@ from atoll.process import (
 )
 from atoll.process.schedule import _ddpm_log_snr_on
 from atoll.router.card import RouterCard, TrainedRouter
-from atoll.sampling import SOLVERS, generate
+from atoll.sampling import SOLVERS, GuidanceWeights, Sampling, generate
 from gaussian_world import PRODUCT, WORLD, name, states
 
 LATENT = (2, 4, 4)
@@ -148,7 +148,7 @@ def test_the_val_loss_through_the_bridge(apple: torch.device, schedule: Schedule
     torch.testing.assert_close(error(apple), error(torch.device("cpu")), rtol=1e-2, atol=1e-3)
 
 
-def ensemble(device: torch.device, route: str, guidance_weights: GuidanceWeights) -> Mixture:
+def ensemble(device: torch.device, route: str) -> Mixture:
     denoisers = [
         Bridge(NetworkDenoiser(trained(DiT(CONFIG), k).to(device), schedule, kind, CONFIG.time_scale))
         for k, (schedule, kind) in enumerate(EXPERTS)
@@ -157,10 +157,10 @@ def ensemble(device: torch.device, route: str, guidance_weights: GuidanceWeights
     space = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0, 0.0), std=(1.0, 1.0))
     card = RouterCard(architecture=architecture, latent=space, partition="", images=0)
     router = TrainedRouter(card, trained(Router(architecture), 9).to(device), "")  # type: ignore[arg-type]
-    return Mixture(denoisers, router, parse_route(route, [0, 1, 2]), guidance_weights)
+    return Mixture.of(denoisers, router, parse_route(route))
 
 
-ROUTES = ["full", "top-2", "threshold-0.2", "nucleus-0.9", "sampled", "fixed", "oracle"]
+ROUTES = ["full", "top-2", "threshold-0.2", "fixed"]
 
 
 @pytest.mark.parametrize(
@@ -177,20 +177,16 @@ def test_sampling_with_guidance(
     _, _, condition = batch(3)
 
     def latents(device: torch.device) -> Tensor:
-        mixture = ensemble(device, route, guidance_weights)
-        interval = (0.2, 0.9)
-        return generate(
-            mixture,
-            LATENT,
-            [1, 2, 3],
-            condition,
+        mixture = ensemble(device, route)
+        sampling = Sampling(
             steps=4,
             solver=solver,
             grid=grid,
             guidance=2.0,
-            guidance_interval=interval,
-            device=device,
-        ).cpu()
+            guidance_interval=(0.2, 0.9),
+            guidance_weights=guidance_weights,
+        )
+        return generate(mixture, LATENT, [1, 2, 3], condition, sampling, device=device).cpu()
 
     torch.testing.assert_close(latents(apple), latents(torch.device("cpu")), rtol=1e-2, atol=1e-2)
 
@@ -198,6 +194,6 @@ def test_sampling_with_guidance(
 def test_the_closed_form(apple: torch.device) -> None:
     experts = [Bridge(ExactDenoiser(WORLD.cluster(k), schedule, kind)) for k, (schedule, kind) in enumerate(EXPERTS)]
     x, t = states(8, [0.1, 0.5, 0.9])
-    mixture = Mixture(experts, ExactRouter(WORLD))
+    mixture = Mixture.of(experts, ExactRouter(WORLD))
     found = mixture(x.float().to(apple), widen(t, apple), None).value
     torch.testing.assert_close(found.cpu(), mixture(x, t, None).value.float(), rtol=1e-2, atol=1e-2)

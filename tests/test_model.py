@@ -199,7 +199,7 @@ def test_identical_experts_paint_what_one_paints(ensemble: Model, expert: Model)
     eight = Placed([expert.body.expert] * 8, Placement())
     same = replace(ensemble, body=replace(ensemble.body, placed=eight))
     alone = pixels(expert.generate(PROMPTS, steps=4))
-    for route in ("top-1", "top-2", "full", "nucleus-0.9", "sampled", "fixed"):
+    for route in ("top-1", "top-2", "full", "threshold-0.2", "fixed"):
         assert abs(pixels(same.generate(PROMPTS, steps=4, route=route)) - alone).max() <= 1, route
 
 

@@ -152,7 +152,7 @@ class Model:
 
     @property
     def missing(self) -> Mapping[int, str]:
-        """Clusters that have no expert here, and why: their weight goes to the others."""
+        """Clusters that have no expert here, and why: the others are weighted up."""
         return self.body.missing if isinstance(self.body, Ensemble) else {}
 
     @property

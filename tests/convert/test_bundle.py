@@ -65,7 +65,7 @@ def test_every_line_but_the_frame_is_a_line_of_a_source() -> None:
     for name in collection.module(bundling.START).definitions:
         collection.want((bundling.START, name))
     renamed = {new for (_, old), new in collection.names().items() if new != old}
-    assert "Router_of_router" in renamed, "a network, and what is asked like one"
+    assert "Router_of_mixture" in renamed, "a network, and what is asked like one"
     sections = re.split(r"^# ---- (\S+)$", made, flags=re.MULTILINE)
     names, texts = sections[1::2], sections[2::2]
     assert names[-1] == "atoll/convert/pipeline.py"

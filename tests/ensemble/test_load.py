@@ -49,7 +49,7 @@ def test_it_paints_on_and_says_so(
     lose(run, 3, how)
     main(["sample", str(run), *PAINT, "--guidance-weights", weights, "--out", str(tmp_path / "s")])
     told = capsys.readouterr().err
-    assert "painting without the expert of cluster 3 (" in told
+    assert "sampling without the expert of cluster 3 (" in told
     assert REASONS[how] in told
     assert told.count("\n") == 1
     record = json.loads((tmp_path / "s" / "calls" / "0001" / "samples.json").read_bytes())
@@ -63,7 +63,7 @@ def test_python_is_warned_and_the_model_is_another(run: Path, tiny_demo: Path) -
     assert whole.missing == {}
     lose(run, 3, "gone")
     lose(run, 5, "damaged")
-    with pytest.warns(ExpertsMissing, match=r"cluster 3 .*; cluster 5 .*: its weight goes to the other 6"):
+    with pytest.warns(ExpertsMissing, match=r"cluster 3 .*; cluster 5 .*: the other 6 are weighted up"):
         model = atoll.load(str(run))
     assert sorted(model.missing) == [3, 5]
     assert model.digest != whole.digest
@@ -82,7 +82,7 @@ def test_another_expert_in_its_place_is_refused(run: Path) -> None:
 
 def test_with_nobody_there_is_one_line(run: Path) -> None:
     shutil.rmtree(run / "contributions")
-    with pytest.raises(UserError, match="has no expert to paint with") as caught:
+    with pytest.raises(UserError, match="has no expert") as caught:
         atoll.load(str(run))
     assert "\n" not in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_it_is_evaluated_and_reported_without_them(run: Path, capsys: pytest.Cap
     lose(run, 0, "gone")
     main(["evaluate", str(run), "-n", "20", "--steps", "2", "--route", "top-1"])
     told = capsys.readouterr()
-    assert told.err.count("painting without the expert of cluster 0") == 1
+    assert told.err.count("sampling without the expert of cluster 0") == 1
     (arm,) = json.loads((run / "evaluation.json").read_bytes())["arms"]
     assert arm["missing"] == [0]
     html = (run / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Routes: against rules typed out row by row, and the draws of `sampled` against their statistics."""
+"""Routes: against rules typed out row by row, and the draws of `fixed` against their statistics."""
 
 from __future__ import annotations
 

@@ -190,11 +190,11 @@ def test_a_damaged_newest_version_is_told_of_and_the_one_before_it_used(run: Pat
     assert len(told) == 1
     assert "\n" not in str(told[0].message)
     with pytest.warns(DamagedHistory):
-        after = set_route(store, "sampled")
+        after = set_route(store, "fixed")
     assert (after.version, after.predecessor) == (12, History.of(store).versions[10].digest()), "its name stays taken"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert open_ensemble(store).route == "sampled", "once gone on from, it is history"
+        assert open_ensemble(store).route == "fixed", "once gone on from, it is history"
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from atoll.process import Condition, Kind, LinearFlow, Prediction
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate, initial_noise, stream, uniform
 from gaussian_world import WORLD
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 12
 TIMES = uniform(STEPS, LinearFlow())
 TRUTH = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)
@@ -207,3 +210,22 @@ def test_a_cancelled_request_leaves_and_the_others_end_as_before() -> None:
     assert dropped.latents is None
     expected = generate(mixture(), (6,), [1], LABELS[:1], sampling)
     torch.testing.assert_close(kept.latents, expected, rtol=0, atol=1e-6)
+
+
+def test_the_example_of_a_route_of_ones_own() -> None:
+    """Against the rule typed out: the fewest experts, most likely first, that reach p together."""
+    Nucleus = runpy.run_path(str(EXAMPLES / "nucleus_route.py"))["Nucleus"]
+    weights = torch.softmax(2 * torch.randn(50, 8, generator=torch.Generator().manual_seed(0)).double(), 1)
+    for row, kept in zip(weights.tolist(), Nucleus(0.7)(weights, torch.ones(50)).tolist(), strict=True):
+        chosen: list[int] = []
+        for k in sorted(range(8), key=lambda k: -row[k]):
+            if sum(row[j] for j in chosen) < 0.7:
+                chosen.append(k)
+        assert kept == pytest.approx([row[k] / sum(row[j] for j in chosen) if k in chosen else 0.0 for k in range(8)])
+    request = Request(range(6), LABELS, Sampling(steps=2), Nucleus(0.5))
+    engine = Engine(mixture(), (6,))
+    engine.admit([request])
+    while len(engine):
+        engine.round()
+    assert request.latents is not None
+    assert request.latents.isfinite().all()

@@ -36,14 +36,13 @@ def sample(
     weights: Weights = None,
     out: Annotated[Path, typer.Option(help="Folder for the images; one that has some gets more")] = Path("samples"),
 ) -> None:
-    """Paint images. Writes one PNG per image, and a sheet of all with prompts and the experts' colors.
+    """Sample images. Writes one PNG per image, and a sheet of all with prompts and the experts' colors.
 
     A folder that holds images already gets these in addition; the same command
     again finds them there. Every setting is in calls/NNNN/samples.json.
 
-    Routes: top-K, full, threshold-P, nucleus-P, sampled (one expert per step),
-    fixed (one per image). See docs/sampling.md. An expert that is missing stops
-    nothing: its weight goes to the others, and a line says so.
+    Routes: top-K, full, threshold-P, fixed (one expert per image). See docs/sampling.md.
+    If an expert is missing, the others are weighted up, with a warning.
 
     Examples:
 

@@ -19,9 +19,10 @@ from ..router.card import TrainedRouter
 from ..training.machines import GIB, reachable
 from ..training.result import WEIGHTS
 from ..training.trust import answering_disagreements, told
+from .mixture import Router
 from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
-from .routing import PlacedRouter, place_router
+from .routing import place_router
 from .weights import Layout, Precision, WeightsFile, layout_of, open_weights
 
 RESERVE = 1.0  # GiB of a card that is left for router, text encoder, autoencoder and CUDA itself
@@ -65,7 +66,7 @@ class Placed:
     def __init__(self, experts: Sequence[OpenedExpert], placement: Placement) -> None:
         self.experts, self.placement = experts, placement
         self._residency: tuple[Precision, Residency] | None = None
-        self._routers: dict[Precision, tuple[TrainedRouter, PlacedRouter]] = {}
+        self._routers: dict[Precision, tuple[TrainedRouter, Router]] = {}
         self.summary = ""  # what was chosen and why, for people
 
     def pool(self, precision: Precision, clusters: int = 1, present: Sequence[int] = (0,)) -> ExpertPool:
@@ -91,8 +92,10 @@ class Placed:
         """Read the weights now, in the device's usual precision; UnreadableExperts names those that are damaged."""
         self.residency("bfloat16" if self.placement.device.type == "cuda" else "float32")
 
-    def router(self, trained: TrainedRouter, precision: Precision) -> PlacedRouter:
-        """The router beside them, in their precision."""
+    def router(self, trained: TrainedRouter | Router, precision: Precision) -> Router:
+        """The router beside them: a trained one in their precision, any other as it is."""
+        if not isinstance(trained, TrainedRouter):
+            return trained
         kept = self._routers.get(precision)
         if kept is None or kept[0] is not trained:
             kept = trained, place_router(trained, precision, self.placement.device, self.running(precision))

@@ -38,7 +38,9 @@ from atoll.process import (
     Schedule,
     noisy,
 )
-from atoll.sampling import SOLVERS, generate
+from atoll.sampling import SOLVERS, Sampling, generate
+from atoll.sampling import Path as GridPath
+from atoll.sampling.protocols import as_routed
 
 WORLD = GaussianWorld.random(dimensions=6, clusters=4, components=3, seed=0)
 # for counting samples by component: eight of them, too far apart to be mistaken for each other
@@ -146,7 +148,7 @@ def mixing(console: Console) -> dict[str, Any]:
 
     def mixed(wrap: Callable[[Denoiser], Denoiser], trained: list[tuple[Schedule, Kind]]) -> Mixture:
         experts = [wrap(ExactDenoiser(WORLD.cluster(k), *how)) for k, how in enumerate(trained)]
-        return Mixture(experts, ExactRouter(WORLD))
+        return Mixture.of(experts, ExactRouter(WORLD))
 
     papers = [(CosineVP(), Kind.EPSILON)] * 2 + [(LinearFlow(), Kind.VELOCITY)] * 2
     rows = {
@@ -209,14 +211,22 @@ def convergence(console: Console) -> dict[str, Any]:
 
     def reached(solver: str, steps: int) -> Tensor:
         times = torch.linspace(0.95, 0.05, steps + 1, dtype=torch.float64)
-        return SOLVERS[solver](TRUTH, x, times, None, None, None)
+        weights = torch.ones(len(x), 1)
+        walk = SOLVERS[solver](x, GridPath(REFERENCE, times), lambda step: torch.zeros_like(x))
+        state, t = next(walk)
+        while True:
+            velocity = as_routed(TRUTH).velocity(state, torch.full((len(x),), t, dtype=torch.float64), None, weights)
+            try:
+                state, t = walk.send(velocity)
+            except StopIteration as end:
+                return end.value
 
     end = reached("heun", 6400)
     table = Table(title="Solvers: median distance to the true end point, t from 0.95 to 0.05")
     for heading in ("solver", "50 steps", "100", "200", "400", "order"):
         table.add_column(heading, justify="left" if heading == "solver" else "right")
     found = {}
-    for solver in ("euler", "heun", "dpmpp_2m"):
+    for solver in ("euler", "heun", "dpmpp_2m", "unipc"):
         distances = [(reached(solver, n) - end).norm(dim=1).median().item() for n in (50, 100, 200, 400)]
         orders = [math.log2(a / b) for a, b in itertools.pairwise(distances)]
         found[solver] = {"distances": [digits(d) for d in distances], "orders": [round(o, 3) for o in orders]}
@@ -228,7 +238,7 @@ def convergence(console: Console) -> dict[str, Any]:
 def statistics(console: Console, count: int) -> dict[str, Any]:
     """Samples of the mixed ensemble of four objectives, with the default limit: are they samples of the world?"""
     experts = [Bridge(ExactDenoiser(APART.cluster(k), *how)) for k, how in enumerate(TRAINED)]
-    ensemble = Mixture(experts, ExactRouter(APART))
+    ensemble = Mixture.of(experts, ExactRouter(APART))
     table = Table(title=f"{count:,} samples of the mixed ensemble: largest |z| over all entries")
     for heading in ("solver", "grid", "steps", "cluster shares", "means", "covariances"):
         table.add_column(heading, justify="left" if heading in ("solver", "grid") else "right")
@@ -236,7 +246,8 @@ def statistics(console: Console, count: int) -> dict[str, Any]:
     runs = [("heun", "log-snr", 50), ("dpmpp_2m", "log-snr", 80), ("stochastic", "log-snr", 80)]
     runs += [("euler", "log-snr", 80), ("euler", "uniform", 50), ("euler", "uniform", 200)]
     for solver, grid, steps in runs:
-        samples = generate(ensemble, (4,), range(count), steps=steps, solver=solver, grid=grid, batch=count)
+        sampling = Sampling(steps=steps, solver=solver, grid=grid, guidance=1.0)
+        samples = generate(ensemble, (4,), range(count), None, sampling, batch=count)
         worst = {what: round(z.abs().max().item(), 2) for what, z in APART.z_scores(samples).items()}
         found.append({"solver": solver, "grid": grid, "steps": steps, **worst})
         table.add_row(solver, grid, str(steps), *[f"{z:.1f}" for z in worst.values()])
@@ -248,7 +259,7 @@ def statistics(console: Console, count: int) -> dict[str, Any]:
 def guidance(console: Console) -> dict[str, Any]:
     """Own against conditional weights for the unconditional half: how far off is the cheaper one?"""
     experts = [Bridge(ExactDenoiser(WORLD.cluster(k), *how), limit=None) for k, how in enumerate(TRAINED)]
-    ensemble = Mixture(experts, ExactRouter(WORLD))
+    ensemble = Mixture.of(experts, ExactRouter(WORLD))
     times = [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98]
     x, t = states(times)
     condition = Condition(labels=torch.arange(len(x)) % 2)
@@ -261,7 +272,10 @@ def guidance(console: Console) -> dict[str, Any]:
     for scale in (2.0, 7.5):
         truth = unconditional + scale * (conditional - unconditional)
         for weights in ("own", "conditional"):
-            answer = ensemble.guided(x, t, condition, scale, weights=weights).value
+            mine = [ensemble.routed(x, t, c) for c in (condition, condition.null())]
+            own = mine[1] if weights == "own" else mine[0]
+            parts = ensemble.velocity(x, t, condition, mine[0]), ensemble.velocity(x, t, condition.null(), own)
+            answer = parts[1] + scale * (parts[0] - parts[1])
             error = ((answer - truth).norm(dim=1) / truth.norm(dim=1)).reshape(len(times), -1)
             found[f"{scale:g}, {weights}"] = [digits(e) for e in error.median(dim=1).values.tolist()]
             table.add_row(f"{scale:g}, {weights}", *[shown(e) for e in found[f"{scale:g}, {weights}"]])

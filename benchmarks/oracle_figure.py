@@ -29,7 +29,7 @@ def mixed(world: GaussianWorld, wrap: type[Bridge] | type[PaperFusion]) -> Mixtu
     half = world.cluster_count // 2
     trained = [(CosineVP(), Kind.EPSILON)] * half + [(LinearFlow(), Kind.VELOCITY)] * half
     experts: list[Denoiser] = [wrap(ExactDenoiser(world.cluster(k), *how)) for k, how in enumerate(trained)]
-    return Mixture(experts, ExactRouter(world))
+    return Mixture.of(experts, ExactRouter(world))
 
 
 def one_dimension(axes: Axes) -> None:

@@ -35,8 +35,8 @@ def test_all_of_them_or_as_many_as_there_is_room_for(eight: list[Layout]) -> Non
     count, said = choose(eight, Placement(memory=2.5))
     assert count == 2
     assert said == (
-        "8 experts in bfloat16, 9.0 GiB: room for 2 at a time on cpu (--memory 2.5GB); images go on with an expert "
-        "that is there while the next one comes"
+        "8 experts in bfloat16, 9.0 GiB: room for 2 at a time on cpu (--memory 2.5GB); images are grouped by the "
+        "expert in memory while the next one is copied"
     )
     assert choose(eight, Placement(devices=(CPU, CPU), memory=2.5))[0] == 4, "on each of two"
     assert choose(eight[:1], Placement())[1] == "1 expert in bfloat16, 1.1 GiB: on cpu (its memory)"

@@ -59,24 +59,6 @@ def test_what_the_pipeline_does_not_need_is_not_in_it(sources: Path) -> None:
     assert changed(sources / "process" / "bridge.py", "Our reading of HDDM's", "A reading of HDDM's") == plain
 
 
-def test_every_line_but_the_frame_is_a_line_of_a_source() -> None:
-    made = bundle(3).text
-    collection = bundling.Collection()
-    for name in collection.module(bundling.START).definitions:
-        collection.want((bundling.START, name))
-    renamed = {new for (_, old), new in collection.names().items() if new != old}
-    assert "Router_of_mixture" in renamed, "a network, and what is asked like one"
-    sections = re.split(r"^# ---- (\S+)$", made, flags=re.MULTILINE)
-    names, texts = sections[1::2], sections[2::2]
-    assert names[-1] == "atoll/convert/pipeline.py"
-    for name, text in zip(names, texts, strict=True):
-        if name == names[-1]:
-            text = text.partition("\n# ---- this model")[0]
-        source = set((bundling.PACKAGE.parent / name).read_text().splitlines())
-        others = [line for line in text.splitlines() if line not in source]
-        assert [line for line in others if not any(new in line for new in renamed)] == [], name
-
-
 def test_it_imports_nothing_of_atoll_and_nothing_that_diffusers_does_not_bring(tmp_path: Path) -> None:
     from diffusers.utils.dynamic_modules_utils import get_relative_imports
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= runs/demo
 BIN := .venv/bin
 
-.PHONY: help setup demo compare test lint types test-slow gallery oracle docs format clean
+.PHONY: help setup demo compare test lint types test-slow gallery oracle docs house format clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -40,6 +40,9 @@ oracle: setup  ## the closed-form tables: bridged, mixed and literal velocities 
 
 docs: setup  ## write docs/commands, a page per command, from --help
 	$(BIN)/python tools/write_commands.py
+
+house: setup  ## how large every package is, beside commit 3167457 and the limits
+	$(BIN)/python tools/house.py
 
 format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -218,7 +218,7 @@ def encode(to: Path, device: torch.device, batch: int = 1000, workers: int = 14)
     np.save(to / "latents.npy", normal.half().numpy())
     np.save(to / "features.npy", torch.cat(features).numpy())
     error = (normal.half().float() - normal).square().mean().sqrt().item()
-    space = {"autoencoder": autoencoder.id, "mean": mean.tolist(), "std": std.tolist(), "float16_error": error}
+    space = {"autoencoder": autoencoder.id, "mean": mean.tolist(), "scale": std.tolist(), "float16_error": error}
     (to / "space.json").write_text(json.dumps(space) + "\n")
     print(f"{len(images)} images encoded; float16 costs {error:.1e} of a standard deviation")
 

@@ -285,15 +285,15 @@ def clusters(job: dict[str, Any]) -> dict[str, Any]:
     from sklearn.metrics import normalized_mutual_info_score
 
     from atoll.artifacts import Artifact
+    from atoll.data.dataset import LatentDataset
     from atoll.data.index import Index
-    from atoll.data.shards import ShardSet
     from atoll.partition.clustering import cells_for, cluster, unit_length
 
     run_folder = Path(job["out"])
     made = our_partition(job)
     data = Artifact.open(run_folder / "data", "data")
     index = Index.of(data)
-    samples = ShardSet([data.file(name) for name in data.names("shards/")])
+    samples = LatentDataset.of(data)
     rows = index.rows("train")
     features = unit_length(samples.features(torch.from_numpy(rows)).numpy())
     started = time.monotonic()

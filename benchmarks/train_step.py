@@ -38,7 +38,8 @@ import torch
 from torch import Tensor
 
 from atoll.artifacts.digest import sha256_file
-from atoll.data.shards import ResidentSamples, ShardSet, write_shard
+from atoll.data.dataset import LatentDataset
+from atoll.data.shards import write_shard
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
@@ -177,7 +178,7 @@ def make_order(work: Path, name: str, config: DiTConfig, batch: int, samples: in
         clusters=1,
         data=NOBODY,
         partition=NOBODY,
-        latent=LatentConfig(autoencoder="none", shape=config.latent, mean=(0.0,) * channels, std=(1.0,) * channels),
+        latent=LatentConfig(autoencoder="none", shape=config.latent, mean=(0.0,) * channels, scale=(1.0,) * channels),
         text=text,
         shards=(ShardRef(path=str(path.relative_to(work / name)), sha256=sha256_file(path), split="train"),),
         architecture=config,
@@ -306,13 +307,13 @@ def measure_train(
         batch = order.training.batch
         predicted = images_per_s(cost, this_gpu(torch.device("cuda")), execution, batch)
         result["predicted"] = {
-            "memory_gib": round(footprint(cost, execution, batch, ShardSet.nbytes(samples_of(order_place))), 2),
+            "memory_gib": round(footprint(cost, execution, batch, samples_of(order_place).nbytes()), 2),
             "images_per_s": round(predicted, 1),
         }
     return result
 
 
-def samples_of(order_place: Path) -> ShardSet:
+def samples_of(order_place: Path) -> LatentDataset:
     order, run_folder = read_order(order_place)
     return shards_of(order, run_folder, "train")
 
@@ -350,7 +351,7 @@ def learner_and_batch(order_place: Path, device: torch.device) -> tuple[ExpertLe
     order, run_folder = read_order(order_place)
     shards = {split: shards_of(order, run_folder, split) for split in ("train", "validation")}
     learner = expert_learner(order, shards, None, device.type)
-    learner.samples = ResidentSamples(shards["train"], device)
+    learner.samples = shards["train"].to(device)
     learner.network.to(device)
     size = order.training.batch
     drawn = learner.draw(0, size, slice(0, size))

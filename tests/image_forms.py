@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from atoll.artifacts import Artifact
+from atoll.data.dataset import LatentDataset
 from atoll.data.prepare import PrepareConfig
-from atoll.data.shards import ShardSet
 from hostile_images import encoded, picture
 
 CONFIG = PrepareConfig(size=16, features="pixels", shard_rows=40)
@@ -39,8 +39,8 @@ def pictures(count: int, first: int = 0) -> list[Item]:
     ]
 
 
-def samples_of(data: Artifact) -> ShardSet:
-    return ShardSet([data.file(name) for name in data.names("shards/")])
+def samples_of(data: Artifact) -> LatentDataset:
+    return LatentDataset.of(data)
 
 
 def folder(place: Path, items: Sequence[Item]) -> str:

@@ -154,7 +154,7 @@ def ensemble(device: torch.device, route: str) -> Mixture:
         for k, (schedule, kind) in enumerate(EXPERTS)
     ]
     architecture = RouterConfig(trunk=CONFIG, clusters=len(EXPERTS))
-    space = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0, 0.0), std=(1.0, 1.0))
+    space = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0, 0.0), scale=(1.0, 1.0))
     card = RouterCard(architecture=architecture, latent=space, partition="", images=0)
     router = TrainedRouter(card, trained(Router(architecture), 9).to(device), "")  # type: ignore[arg-type]
     return Mixture.of(denoisers, router, parse_route(route))

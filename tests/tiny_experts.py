@@ -55,7 +55,7 @@ def write_experts(folder: Path, count: int = 4, *, alike: bool = False) -> list[
             architecture=config,
             schedule=schedule,
             kind=kind,
-            latent=LatentConfig(autoencoder="none", shape=LATENT, mean=(0.0,) * 4, std=(1.0,) * 4),
+            latent=LatentConfig(autoencoder="none", shape=LATENT, mean=(0.0,) * 4, scale=(1.0,) * 4),
             images=0,
         )
         places.append(folder / f"expert-{number}")

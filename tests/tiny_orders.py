@@ -43,7 +43,9 @@ def tiny_order(
         clusters=1,
         data="0" * 64,
         partition="0" * 64,
-        latent=LatentConfig(autoencoder="pixels", shape=network.latent, mean=(0.0,) * channels, std=(1.0,) * channels),
+        latent=LatentConfig(
+            autoencoder="pixels", shape=network.latent, mean=(0.0,) * channels, scale=(1.0,) * channels
+        ),
         shards=tuple(shards),
         architecture=network,
         objective=Objective(schedule=LinearFlow(), kind=Kind.VELOCITY),

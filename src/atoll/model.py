@@ -144,7 +144,7 @@ class Model:
         """Normalized latents to images uint8 [N, C, H, W] on the CPU."""
         autoencoder = load_autoencoder(self.latent.autoencoder)
         parts = torch.split(latents, DECODE_BATCH)
-        return torch.cat([autoencoder.decode(self.latent.restore(part.to(self.device))).cpu() for part in parts])
+        return torch.cat([autoencoder.decode(self.latent.denormalize(part.to(self.device))).cpu() for part in parts])
 
     @property
     def default_route(self) -> str | None:

@@ -264,7 +264,7 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
         clusters=8,
         data="0" * 64,
         partition="1" * 64,
-        latent=LatentConfig(autoencoder="pixels", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(1.0,) * 4),
+        latent=LatentConfig(autoencoder="pixels", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, scale=(1.0,) * 4),
         text=TextConfig(encoder="words", kind="words", length=2, width=None, vocabulary=("a", "cat")),
         shards=(ShardRef(path="x.safetensors", sha256="2" * 64, split="train"),),
         architecture=DiTConfig(

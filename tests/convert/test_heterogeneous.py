@@ -16,7 +16,9 @@ from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
 from atoll.process import EDM, AnySchedule, Condition, CosineVP, Kind, LinearFlow
 
-LATENT = LatentConfig(autoencoder="stabilityai/sd-vae-ft-ema", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, std=(5.49,) * 4)
+LATENT = LatentConfig(
+    autoencoder="stabilityai/sd-vae-ft-ema", shape=(4, SIDE, SIDE), mean=(0.0,) * 4, scale=(5.49,) * 4
+)
 WORDS = TextConfig(encoder="words", kind="words", length=3, width=None, vocabulary=("a", "b", "c"))
 
 

@@ -103,7 +103,7 @@ def label_expert(place: Path, config: DiTConfig | None = None, **card: Any) -> P
     generator = torch.Generator().manual_seed(0)
     shapes = {name: value.shape for name, value in DiT(config).state_dict().items()}
     weights = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    latent = LatentConfig(autoencoder="pixels", shape=config.latent, mean=(0.1,), std=(0.5,))
+    latent = LatentConfig(autoencoder="pixels", shape=config.latent, mean=(0.1,), scale=(0.5,))
     settings = {"schedule": DDPMBetas("linear"), "kind": Kind.EPSILON, "latent": latent, "license": "MIT"} | card
     write_expert(place, weights, ExpertCard(architecture=config, images=5, **settings), [], {})
     return place
@@ -521,7 +521,7 @@ def wrapped(autoencoder: str, text: TextConfig | None, side: int, tmp_path: Path
     """A random expert for some autoencoder and text encoder."""
     found = load_autoencoder(autoencoder)
     shape = found.latent_shape(3, side)
-    latent = LatentConfig(autoencoder=found.id, shape=shape, mean=(0.1,) * shape[0], std=(0.7,) * shape[0])
+    latent = LatentConfig(autoencoder=found.id, shape=shape, mean=(0.1,) * shape[0], scale=(0.7,) * shape[0])
     reads: dict[str, Any] = {}
     if text is not None:
         reads = {"condition": text.kind, "text_width": text.width}
@@ -610,7 +610,7 @@ def test_every_architecture_we_train_can_be_exported(name: str, condition: Any) 
     }[condition]  # fmt: skip
     network = recipe(name).network.model_dump()
     config = DiTConfig(latent=(4, 32, 32), condition=condition, **reads, **network)
-    latent = LatentConfig(autoencoder="pixels", shape=(4, 32, 32), mean=(0.0,) * 4, std=(1.0,) * 4)
+    latent = LatentConfig(autoencoder="pixels", shape=(4, 32, 32), mean=(0.0,) * 4, scale=(1.0,) * 4)
     card = ExpertCard(architecture=config, schedule=CosineVP(), kind=Kind.EPSILON, latent=latent, images=0)
     with as_shapes():
         ours = DiT(config).state_dict()

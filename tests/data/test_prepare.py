@@ -23,12 +23,12 @@ from torch import Tensor
 from atoll.artifacts import Artifact, UserError, file_lock, link
 from atoll.cli import main
 from atoll.data import encode, merge
+from atoll.data.dataset import LatentDataset
 from atoll.data.gather import Slice, slices_of_range
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.shards import ShardSet
 from atoll.data.sources import SourceConfig
-from atoll.data.space import LatentConfig, TextConfig
+from atoll.data.space import LatentConfig
 from atoll.executor import Executor
 from atoll.models.autoencoders import Pixels
 from atoll.models.feature_extractors import PixelFeatures
@@ -55,7 +55,7 @@ def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
     index, samples = Index.of(data), samples_of(data)
     everything = torch.arange(len(samples))
     space = LatentConfig.model_validate(data.config["latent"])
-    images = Pixels().decode(space.restore(samples.latents(everything)))
+    images = Pixels().decode(space.denormalize(samples.latents(everything)))
     real, labels = load_digits(return_X_y=True)
     ours = {
         (tuple(np.rint(image.flatten() * 16 / 255).astype(int)), label)
@@ -465,7 +465,7 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
     rows = torch.tensor([where[identity] for identity in old.ids])
     spaces = [LatentConfig.model_validate(data.config["latent"]) for data in (alone, both)]
     images = [
-        Pixels().decode(space.restore(samples_of(data).latents(r)))
+        Pixels().decode(space.denormalize(samples_of(data).latents(r)))
         for space, data, r in ((spaces[0], alone, torch.arange(150)), (spaces[1], both, rows))
     ]
     assert torch.equal(*images)
@@ -565,17 +565,18 @@ def test_text_may_wait_for_training(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", pictures(100))
     cached = prepare(source, tmp_path / "cached", CONFIG)
     online = prepare(source, tmp_path / "online", CONFIG.model_copy(update={"text": "online"}))
-    space = TextConfig.model_validate(online.config["text"])
-    shards = [online.file(name) for name in online.names("shards/")]
     rows = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     a = samples_of(cached).condition(rows, torch.rand(100))
-    b = ShardSet(shards, space).condition(rows, torch.rand(100))
+    b = samples_of(online).condition(rows, torch.rand(100))
     assert a is not None
     assert b is not None
     assert torch.equal(a.tokens, b.tokens)
     assert torch.equal(a.mask, b.mask)
+    shards = [online.file(name) for name in online.names("shards/")]
     with pytest.raises(UserError, match="captions as text"):
-        ShardSet(shards).condition(rows, torch.rand(100))
+        LatentDataset.open(shards, LatentConfig.model_validate(online.config["latent"])).condition(
+            rows, torch.rand(100)
+        )
     assert "empty.safetensors" in online.names()
 
 
@@ -587,9 +588,7 @@ def test_pretrained_text_may_wait_too(tmp_path: Path) -> None:
     for text in ("cache", "online"):
         config = CONFIG.model_copy(update={"text_encoder": "minilm", "text": text})
         data = prepare(source, tmp_path / text, config)
-        shards = [data.file(name) for name in data.names("shards/")]
-        samples = ShardSet(shards, TextConfig.model_validate(data.config["text"]))
-        conditions.append(samples.condition(torch.arange(31), torch.zeros(31)))
+        conditions.append(samples_of(data).condition(torch.arange(31), torch.zeros(31)))
     cached, online = conditions
     assert cached is not None
     assert online is not None

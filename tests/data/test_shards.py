@@ -10,9 +10,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from atoll.artifacts import UserError, sha256_file
-from atoll.data.shards import ShardSet, join_shards, pack_captions, read_shard, unpack_captions, write_shard
+from atoll.data.dataset import LatentDataset
+from atoll.data.shards import join_shards, pack_captions, read_shard, unpack_captions, write_shard
+from atoll.data.space import LatentConfig
 from atoll.models.dit import DiT, DiTConfig
 from atoll.partition.layout import rows_of
+
+LATENT = LatentConfig(autoencoder="none", shape=(2, 3, 3), mean=(0.0, 0.0), scale=(1.0, 1.0))
 
 
 def shard(count: int, first: int, captions: list[int] | None = None) -> dict[str, Tensor]:
@@ -39,8 +43,12 @@ def write_all(folder: Path, shards: list[dict[str, Tensor]]) -> list[Path]:
     return paths
 
 
+def dataset(paths: list[Path]) -> LatentDataset:
+    return LatentDataset.open(paths, LATENT)
+
+
 def test_rows_come_back_in_the_order_asked(tmp_path: Path) -> None:
-    samples = ShardSet(write_all(tmp_path, [shard(5, 0), shard(0, 5), shard(7, 5), shard(1, 12)]))
+    samples = dataset(write_all(tmp_path, [shard(5, 0), shard(0, 5), shard(7, 5), shard(1, 12)]))
     assert len(samples) == 13
     rows = torch.tensor([12, 0, 4, 5, 11, 0])
     assert samples.latents(rows)[:, 0, 0, 0].tolist() == rows.tolist()
@@ -53,7 +61,7 @@ def test_rows_come_back_in_the_order_asked(tmp_path: Path) -> None:
 
 
 def test_each_caption_is_chosen_equally_often(tmp_path: Path) -> None:
-    samples = ShardSet(write_all(tmp_path, [shard(3, 0, [1, 3, 2]), shard(2, 3, [0, 4])]))
+    samples = dataset(write_all(tmp_path, [shard(3, 0, [1, 3, 2]), shard(2, 3, [0, 4])]))
     u = (torch.arange(1200) + 0.5) / 1200
     for row, count in enumerate([1, 3, 2, 0, 4]):
         condition = samples.condition(torch.full((1200,), row), u)
@@ -72,14 +80,14 @@ def test_each_caption_is_chosen_equally_often(tmp_path: Path) -> None:
 
 def test_a_sample_without_a_label_is_an_unconditional_one(tmp_path: Path) -> None:
     plain = shard(4, 0)
-    condition = ShardSet(write_all(tmp_path / "a", [plain])).condition(torch.arange(4), torch.zeros(4))
+    condition = dataset(write_all(tmp_path / "a", [plain])).condition(torch.arange(4), torch.zeros(4))
     assert condition.labels.tolist() == [0, 1, 2, 3]
     assert condition.dropped is None
     network = DiT(DiTConfig(latent=(2, 4, 4), patch=2, width=8, depth=1, heads=2, condition="labels", classes=5))
     x, t = torch.randn(4, 2, 4, 4, generator=torch.Generator().manual_seed(0)), torch.full((4,), 0.5)
     for name, labels in {"some": [0, -1, 2, -1], "none": [-1] * 4}.items():
         changed = {**plain, "labels": torch.tensor(labels)}
-        condition = ShardSet(write_all(tmp_path / name, [changed])).condition(torch.arange(4), torch.zeros(4))
+        condition = dataset(write_all(tmp_path / name, [changed])).condition(torch.arange(4), torch.zeros(4))
         assert condition.labels.min() >= 0, "an index into a table of labels"
         assert condition.dropped.tolist() == [label < 0 for label in labels]
         vector, null = (network.conditioning(t, c)[0] for c in (condition, condition.null()))
@@ -90,7 +98,7 @@ def test_a_sample_without_a_label_is_an_unconditional_one(tmp_path: Path) -> Non
 def test_a_caption_without_a_label_is_not_lost(tmp_path: Path) -> None:
     """One `dropped` for both: a missing caption sets it, a missing label does not."""
     mixed = {**shard(4, 0, [1, 1, 0, 0]), "labels": torch.tensor([2, -1, 2, -1])}
-    condition = ShardSet(write_all(tmp_path, [mixed])).condition(torch.arange(4), torch.zeros(4))
+    condition = dataset(write_all(tmp_path, [mixed])).condition(torch.arange(4), torch.zeros(4))
     assert condition.dropped.tolist() == [False, False, True, True]
     assert condition.tokens[:2, 0].tolist() == [0, 100]
     # a network that reads labels takes its null label where there is none
@@ -132,24 +140,24 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match="not a readable shard"):
-        ShardSet([path])
+        dataset([path])
     with pytest.raises(UserError, match="shard is missing"):
-        ShardSet([tmp_path / "gone.safetensors"])
+        dataset([tmp_path / "gone.safetensors"])
     save_file({"weights": torch.ones(3)}, path)
     with pytest.raises(UserError, match="a shard needs latents and labels"):
-        ShardSet([path])
+        dataset([path])
     save_file({**shard(5, 0), "labels": torch.zeros(4, dtype=torch.int64)}, path)
     with pytest.raises(UserError, match="differ in length"):
-        ShardSet([path])
+        dataset([path])
     lying = shard(2, 0, [1, 1])
     save_file({**lying, "captions": torch.tensor([0, 9, 2])}, path)
     with pytest.raises(UserError, match="do not rise"):
-        ShardSet([path])
+        dataset([path])
 
 
 def test_cluster_shards_hold_no_features(tmp_path: Path) -> None:
     tensors = shard(3, 0)
     del tensors["features"]
-    samples = ShardSet(write_all(tmp_path, [tensors]))
+    samples = dataset(write_all(tmp_path, [tensors]))
     with pytest.raises(UserError, match="hold no features"):
         samples.features(torch.arange(3))

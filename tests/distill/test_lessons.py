@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from atoll.artifacts import Store
-from atoll.data.shards import ResidentSamples
 from atoll.data.stream import sample_order
 from atoll.distill.lessons import (
     TRAJECTORIES,
@@ -350,7 +349,7 @@ def test_lessons_mean_over_the_samples_of_a_clusters_own_condition(tiny_demo: Pa
     # one by one, also where nobody else may lie behind the only one; and where all samples lie on a device
     alone = torch.cat([lessons.draw(0, 96, slice(place, place + 1))["target"] for place in range(96)])
     torch.testing.assert_close(alone, batch["target"])
-    lessons.resident = ResidentSamples(clustered.shards, CPU)
+    lessons.resident = clustered.shards.to(CPU)
     assert torch.equal(lessons.draw(0, 96, slice(0, 96))["target"], batch["target"])
 
 

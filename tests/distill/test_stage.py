@@ -120,7 +120,7 @@ def test_a_students_classes_have_names(tmp_path: Path) -> None:
         architecture=network,
         schedule=LinearFlow(),
         kind=Kind.VELOCITY,
-        latent=LatentConfig(autoencoder="pixels", shape=(1, 4, 4), mean=(0.0,), std=(1.0,)),
+        latent=LatentConfig(autoencoder="pixels", shape=(1, 4, 4), mean=(0.0,), scale=(1.0,)),
         images=0,
         class_names=("cat", "dog", "owl"),
     )

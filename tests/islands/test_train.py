@@ -20,7 +20,6 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, file_lock, find
 from atoll.data.index import split_of
 from atoll.data.prepare import prepare
-from atoll.data.shards import ResidentSamples
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import Island, hand_out, images_seen
 from atoll.islands.learning import ExpertLearner
@@ -286,7 +285,7 @@ def test_parts_of_a_batch_are_the_batch(planned: Path) -> None:
 def test_samples_on_a_device_are_those_in_the_shards(planned: Path) -> None:
     learner = learner_of(planned)
     here = learner.draw(64, 32, slice(0, 32))
-    there = replace(learner, samples=ResidentSamples(learner.samples, torch.device("cpu")))
+    there = replace(learner, samples=learner.samples.to(torch.device("cpu")))
     sent = there.draw(64, 32, slice(0, 32))
     assert "x0" not in sent, "what lies on the device does not travel"
     latents, condition = there.samples.fetch(sent)

@@ -16,18 +16,19 @@ from safetensors.torch import load_file, save_file
 
 from atoll.artifacts import Artifact, ArtifactWriter, UserError
 from atoll.cli import main
+from atoll.data.dataset import LatentDataset
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.shards import ShardSet
+from atoll.data.space import LatentConfig
 from atoll.partition.config import PartitionConfig
 from atoll.partition.quality import lines_about, main_classes, telling_words
 from atoll.partition.stage import partition, random_cluster
-from hostile_images import encoded
 from image_forms import CONFIG, Item, folder, pictures
 
 
-def cluster_shards(cut: Artifact, k: int, split: str) -> ShardSet:
-    return ShardSet([cut.file(name) for name in cut.names(f"clusters/{k:02d}/{split}-")])
+def cluster_shards(cut: Artifact, data: Artifact, k: int, split: str) -> LatentDataset:
+    paths = [cut.file(name) for name in cut.names(f"clusters/{k:02d}/{split}-")]
+    return LatentDataset.open(paths, LatentConfig.model_validate(data.config["latent"]))
 
 
 def cluster_index(cut: Artifact, k: int) -> list[dict[str, object]]:
@@ -41,14 +42,14 @@ def test_every_sample_is_dealt_out_once(by: str, digits: Artifact, tmp_path: Pat
     index = Index.of(digits)
     assignment = {row["id"]: row["cluster"] for row in pq.read_table(cut.file("assignment.parquet")).to_pylist()}
     assert list(assignment) == index.ids
-    everything = ShardSet([digits.file(name) for name in digits.names("shards/")])
+    everything = LatentDataset.of(digits)
     place = {identity: row for row, identity in enumerate(index.ids)}
     seen: list[str] = []
     for k in range(8):
         rows = cluster_index(cut, k)
         for split in ("train", "validation"):
             mine = [row for row in rows if row["split"] == split]
-            shards = cluster_shards(cut, k, split)
+            shards = cluster_shards(cut, digits, k, split)
             assert len(shards) == len(mine)
             here = torch.arange(len(mine))
             there = torch.tensor([place[str(row["id"])] for row in mine])
@@ -133,16 +134,18 @@ def test_late_samples_join_the_clusters_there_are(tmp_path: Path) -> None:
     for k in range(3):
         rows = cluster_index(new, k)
         for split in ("train", "validation"):
-            shards = cluster_shards(new, k, split)
+            shards = cluster_shards(new, Artifact.open(run / "data-2"), k, split)
             assert len(shards) == sum(row["split"] == split for row in rows)
     data = Artifact.open(run / "data-2")
-    everything = ShardSet([data.file(name) for name in data.names("shards/")])
+    everything = LatentDataset.of(data)
     place = {identity: row for row, identity in enumerate(Index.of(data).ids)}
     for k in range(3):
         mine = [row for row in cluster_index(new, k) if row["split"] == "train"]
         mine.sort(key=lambda row: (str(row["shard"]), int(str(row["row"]))))
         there = torch.tensor([place[str(row["id"])] for row in mine])
-        assert torch.equal(cluster_shards(new, k, "train").latents(torch.arange(len(mine))), everything.latents(there))
+        assert torch.equal(
+            cluster_shards(new, data, k, "train").latents(torch.arange(len(mine))), everything.latents(there)
+        )
     with pytest.raises(UserError, match="was not prepared on top of its data"):
         partition(run / "data", run / "no", onto=run / "partition")
 
@@ -196,24 +199,12 @@ def test_many_shards_are_assigned_each_by_its_own_rows(
     assert cuts[0].read("assignment.parquet") == cuts[1].read("assignment.parquet")
 
 
-def test_a_comparison_that_cannot_be_made_does_not_stop_the_cut(tmp_path: Path) -> None:
-    """Grey images are all the same to k-means, which counts directions; the user cuts by label."""
-    items = [Item(f"{i}.png", encoded(np.full((16, 16, 3), i + 1, np.uint8), "PNG"), None, i % 2) for i in range(60)]
-    prepare(folder(tmp_path / "a", items), tmp_path / "data", CONFIG)
-    cut = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(by="label", clusters=2))
-    nmi = json.loads(cut.read("quality.json"))["nmi"]
-    assert nmi["clusters"] == 1.0
-    assert nmi["pixels"] is None
-    assert "too few different images" in (tmp_path / "cut" / "partition.html").read_text()
-
-
 def test_fewer_labels_than_clusters_still_give_a_report(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"validation": 0.0, "holdout": 0.0})
     prepare(folder(tmp_path / "a", labelled(8, every=3)), tmp_path / "data", config)
     cut = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(clusters=7, balance=None))
     quality = json.loads(cut.read("quality.json"))
     assert quality["unlabelled"] == 3
-    assert quality["nmi"]["pixels"] is None
 
 
 @pytest.mark.parametrize(

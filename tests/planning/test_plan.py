@@ -10,7 +10,7 @@ import torch
 from atoll.artifacts import Artifact, UserError, sha256_file
 from atoll.cli import main
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.shards import ShardSet
+from atoll.data.dataset import LatentDataset
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
@@ -111,7 +111,8 @@ def test_high_frequency_energy_decides(run: Path) -> None:
     main(["plan", str(run / "data"), "--objectives", "2v:6flow"])
     energy = []
     for k in range(8):
-        samples = ShardSet([run / f"partition/clusters/{k:02d}/train-00000.safetensors"])
+        path = run / f"partition/clusters/{k:02d}/train-00000.safetensors"
+        samples = LatentDataset.open([path], orders_of(run)[0].latent)
         latents = samples.latents(torch.arange(len(samples))).numpy()
         across, down = latents[..., 1:] - latents[..., :-1], latents[..., 1:, :] - latents[..., :-1, :]
         energy.append((across**2).mean() + (down**2).mean())

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from atoll.artifacts import Artifact, UserError
-from atoll.data.shards import ResidentSamples
 from atoll.islands.train import train
 from atoll.models.dit import DiTConfig
 from atoll.training.average import HostAverage, WeightAverage
@@ -126,7 +125,7 @@ def test_no_step_waits_for_the_device(order: Path, compiling: str, samples: str)
     learner = tiny_learner(order, "cuda")
     learner.network.to(device)
     if samples == "device":
-        learner.samples = ResidentSamples(learner.samples, device)  # type: ignore[arg-type]
+        learner.samples = learner.samples.to(device)
     training = learner.order.training
     state = TrainingState(learner.network, training, execution)
     step = Step(learner, state, training, execution, Team())

@@ -22,7 +22,7 @@ from runs import resealed
 
 LATENT = (4, 8, 8)
 CONFIG = DiTConfig(latent=LATENT, patch=2, width=32, depth=2, heads=2, condition="words", vocabulary=9, text_length=4)
-SPACE = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0,) * 4, std=(1.0,) * 4)
+SPACE = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0,) * 4, scale=(1.0,) * 4)
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def _official_latents(config: DiTConfig, autoencoder: str | None, scale: float |
         autoencoder=autoencoder or "stabilityai/sd-vae-ft-ema",
         shape=config.latent,
         mean=(0.0,) * channels,
-        std=(1.0 / scale,) * channels,
+        scale=(1.0 / scale,) * channels,
     )
 
 

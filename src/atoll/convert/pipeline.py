@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ..artifacts import sha256_file
 from ..data.classes import class_number
-from ..data.space import restored
+from ..data.space import denormalize
 from ..data.text import word_ids
 from ..ensemble.mixture import Denoisers, Mixture
 from ..ensemble.routes import parse_route
@@ -445,7 +445,7 @@ class Painting:
 
     def _pictures(self, x: Tensor, output_type: str) -> Any:
         latent = self.config.atoll["latent"]
-        images = restored(x, latent["mean"], latent["std"])
+        images = denormalize(x, latent["mean"], latent["scale"])
         if self.vae is not None:
             images = self.vae.decode(images.to(self.vae.dtype)).sample.float()
         return VaeImageProcessor().postprocess(images, output_type=output_type)

@@ -30,8 +30,6 @@ from .shards import join_shards, pack_captions, read_shard, write_shard, write_s
 from .space import LatentConfig, TextConfig
 from .text import split_words, text_encoder
 
-THUMBNAIL = 16
-
 
 @dataclass(frozen=True)
 class Encoders:
@@ -147,7 +145,7 @@ def understood_labels(classes: int | None, labels: list[int | None]) -> tuple[li
 
 
 def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[str, Tensor]:
-    """`latents` float32 [N, C, H, W] as the autoencoder gives them, `features` float32 [N, D], `thumbnails`, and
+    """`latents` float32 [N, C, H, W] as the autoencoder gives them, `features` float32 [N, D], and
     `small`: the images at the latents' size."""
     autoencoder = load_autoencoder(encoders.autoencoder)
     extractor = load_extractor(encoders.features, encoders.device)
@@ -163,17 +161,10 @@ def encode_images(encoders: Encoders, pixels: np.ndarray, batch: int) -> dict[st
         part = {
             "latents": latents,
             "features": extractor.extract(images).float(),
-            "thumbnails": thumbnails(images),
             "small": shrunk(images, latents),
         }
         parts.append({name: value.cpu().contiguous() for name, value in part.items()})
     return {name: torch.cat([part[name] for part in parts])[: len(pixels)] for name in parts[0]}
-
-
-def thumbnails(images: Tensor) -> Tensor:
-    """Images uint8 [B, C, S, S] averaged down to 16x16 at most: what a partition by plain pixels is compared with."""
-    small = torch.nn.functional.adaptive_avg_pool2d(images.float(), min(images.shape[-1], THUMBNAIL))
-    return small.round().to(torch.uint8)
 
 
 def encode_captions(encoders: Encoders, captions: Sequence[Sequence[str]]) -> dict[str, Tensor]:
@@ -206,10 +197,19 @@ def latent_space(autoencoder: str, shape: tuple[int, int, int], summaries: Seque
     # below the rounding error of the subtraction there is no variance to speak of
     still = variance <= 1e-12 * np.maximum(mean**2, 1e-12)
     std = np.where(still, 1.0, np.sqrt(np.maximum(variance, 0.0)))
-    preview = fitted([s["colors"] for s in summaries if s.get("colors")], mean.tolist(), std.tolist())
+    preview = fitted([s["colors"] for s in summaries if s.get("colors")], mean.tolist(), scale_of(std).tolist())
     return LatentConfig(
-        autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), std=tuple(std.tolist()), preview=preview
+        autoencoder=autoencoder,
+        shape=shape,
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale_of(std).tolist()),
+        preview=preview,
     )
+
+
+def scale_of(std: np.ndarray) -> np.ndarray:
+    """The scale per channel that normalized latents are divided by, from their standard deviation [C]."""
+    return std
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,6 @@ class NormalizeTask:
     pieces: tuple[Path, ...]
     out: Path
     marker: Path
-    space: LatentConfig
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def normalize(task: NormalizeTask) -> FinishedShard:
     """Write the final shard, unless an earlier run has finished it."""
     if not (task.marker.exists() and task.out.exists()):
         whole = join_shards([read_shard(piece) for piece in task.pieces])
-        file = write_shard_to_list(task.out, {**whole, "latents": task.space.normalize(whole["latents"])})
+        file = write_shard_to_list(task.out, whole)
         write_atomic(task.marker, canonical_json({"rows": len(whole["labels"]), "file": file.model_dump()}))
     record = json.loads(task.marker.read_bytes())
     return FinishedShard(task.out.name, int(record["rows"]), FileEntry.model_validate(record["file"]))

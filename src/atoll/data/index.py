@@ -39,7 +39,7 @@ def split_of(identity: bytes, validation: float, holdout: float) -> str:
 
 @dataclass(frozen=True)
 class Index:
-    """The columns of an index, in id order; row i of `table` is row i of the data's ShardSet."""
+    """The columns of an index, in id order; row i of `table` is row i of the data's LatentDataset."""
 
     table: pa.Table
 

@@ -149,7 +149,6 @@ def prepare(
                 tuple(encoded / f"{piece:05d}.safetensors" for piece in pieces_of(number)),
                 draft.folder / "shards" / f"{first + number:05d}.safetensors",
                 encoded / f"{number:05d}.shard.json",
-                space,
             )
             for number in range(shards)
         ]

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ..artifacts import Artifact
@@ -34,17 +27,13 @@ class PreviewMap(BaseModel):
 
 
 class LatentConfig(BaseModel):
-    """Normalized latents: stored = (autoencoder latent - mean) / std, per channel.
-
-    `preview` is how they look, and no part of what they mean: spaces that differ in it are equal, and one without it
-    is written as it was before there was one, so that digests stay.
-    """
+    """Normalized latents: (autoencoder latent - mean) / scale, per channel. `preview` is how they look."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     autoencoder: str = Field(description="id of the autoencoder, e.g. pixels")
     shape: tuple[int, int, int] = Field(description="channels, height, width")
     mean: tuple[float, ...]
-    std: tuple[float, ...]
+    scale: tuple[float, ...]
     preview: PreviewMap | None = None
 
     @model_validator(mode="after")
@@ -55,42 +44,31 @@ class LatentConfig(BaseModel):
                 raise ValueError(f"preview does not make images of 1 or 3 channels from {self.shape[0]}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = write(self)
-        return {name: value for name, value in values.items() if name != "preview" or value is not None}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LatentConfig) and self._meaning == other._meaning
-
-    def __hash__(self) -> int:
-        return hash(self._meaning)
-
-    @property
-    def _meaning(self) -> tuple[object, ...]:
-        return self.autoencoder, self.shape, self.mean, self.std
+    def same_space(self, other: LatentConfig) -> bool:
+        """Whether networks of both can work together: all is equal but the preview."""
+        return self.model_copy(update={"preview": None}) == other.model_copy(update={"preview": None})
 
     def normalize(self, latents: Tensor) -> Tensor:
         """The autoencoder's latents [N, C, H, W] as networks see them."""
-        return (latents - _per_channel(self.mean, latents)) / _per_channel(self.std, latents)
+        return (latents - _per_channel(self.mean, latents)) / _per_channel(self.scale, latents)
 
-    def restore(self, latents: Tensor) -> Tensor:
+    def denormalize(self, latents: Tensor) -> Tensor:
         """A network's latents [N, C, H, W] as the autoencoder decodes them."""
-        return restored(latents, self.mean, self.std)
+        return denormalize(latents, self.mean, self.scale)
 
     def previews(self, latents: Tensor) -> Tensor:
         """A network's latents [N, C, H, W] as small images uint8 [N, 1 or 3, H, W], without the autoencoder.
 
-        Data prepared before there was a map shows its first three channels, two standard deviations either side.
+        Without a preview map the first three channels are shown, two standard deviations either side.
         """
         if self.preview is not None:
             return to_bytes(self.preview(latents))
         return to_bytes(0.5 * latents[:, : 3 if latents.shape[1] >= 3 else 1])
 
 
-def restored(latents: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Normalized latents [N, C, H, W] back in the autoencoder's own scale, per channel."""
-    return latents * _per_channel(std, latents) + _per_channel(mean, latents)
+def denormalize(latents: Tensor, mean: Sequence[float], scale: Sequence[float]) -> Tensor:
+    """Normalized latents [N, C, H, W] back in the autoencoder's own units, per channel."""
+    return latents * _per_channel(scale, latents) + _per_channel(mean, latents)
 
 
 def _per_channel(values: Sequence[float], latents: Tensor) -> Tensor:

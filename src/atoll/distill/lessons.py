@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.shards import ResidentSamples
+from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
 from ..ensemble.mixture import Experts, Mixture
 from ..process import (
@@ -160,7 +160,7 @@ class DataLessons:
     truth: float = 0.0
     trust: Trust | None = None
     behind: Behind | None = None
-    resident: ResidentSamples | None = None
+    resident: LatentDataset | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,6 @@ import torch
 
 from ..artifacts import Artifact, Store, UserError, canonical_json, differences, file_lock, find, sanitize
 from ..data.index import Index
-from ..data.shards import ResidentSamples
 from ..data.text import text_encoder
 from ..ensemble.checks import Checks
 from ..ensemble.load import Ensemble, check_digest, load_ensemble
@@ -371,7 +370,7 @@ class School:
         self.clustered.shards.text_device = str(device)
         if choice.execution.samples == "device":
             assert isinstance(self.lessons, DataLessons)
-            self.lessons.resident = ResidentSamples(self.clustered.shards, device)
+            self.lessons.resident = self.clustered.shards.to(device)
 
     def validation_of(self, plan: DistillPlan, most: int) -> Validation | None:
         if self.clustered is None:

@@ -59,7 +59,7 @@ class Checks:
         data = self.opened(version.data, "data")
         if data is None:
             return
-        if LatentConfig.model_validate(data.config["latent"]) != version.latent:
+        if not LatentConfig.model_validate(data.config["latent"]).same_space(version.latent):
             raise self.wrong(version, f"latent: is not the latent space of {version.data.path}")
         if text_space(data) != version.text:
             raise self.wrong(version, f"text: is not the text space of {version.data.path}")
@@ -175,7 +175,7 @@ def is_as_before(member: Member, before: Member | None) -> bool:
 
 def check_spaces(version: Version, card: ExpertCard | RouterCard, where: str) -> None:
     """An expert or router of another latent or text space cannot answer for this model."""
-    if card.latent != version.latent:
+    if not card.latent.same_space(version.latent):
         raise UserError(f"{where}: lives in another latent space than the ensemble; train it for this run's data")
     if card.text is not None and card.text != version.text:
         raise UserError(f"{where}: reads another text encoder than the ensemble; train it for this run's data")

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..artifacts import Artifact, UserError
 from ..data.classes import class_names, class_title
+from ..data.dataset import LatentDataset
 from ..data.index import Index
-from ..data.shards import ShardSet, write_shard
+from ..data.shards import write_shard
 from ..data.space import LatentConfig
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import FeatureExtractor, load_extractor
@@ -62,7 +63,7 @@ class RealData:
         also looks at how far images of one prompt are apart.
         """
         index = Index.of(data)
-        samples = ShardSet([data.file(name) for name in data.names("shards/")])
+        samples = LatentDataset.of(data)
         self._device, self._resamples, self._perceptual = device, resamples, perceptual
         own = data.config["features"]["extractor"]
         self._extractor = load_extractor(extractor or own, device)
@@ -242,7 +243,7 @@ def beside(found: dict[str, Any], name: str, value: Estimate | None) -> dict[str
 
 
 def decoded_features(
-    data: Artifact, samples: ShardSet, extractor: FeatureExtractor, device: str, kept: Path | None
+    data: Artifact, samples: LatentDataset, extractor: FeatureExtractor, device: str, kept: Path | None
 ) -> Tensor:
     """Features float32 [M, D] of the real images, decoded from their latents: what no model of them can surpass.
 
@@ -257,7 +258,7 @@ def decoded_features(
     parts = []
     for rows in torch.arange(len(samples)).split(DECODED):
         with torch.no_grad():
-            images = autoencoder.decode(space.restore(samples.latents(rows).to(device)))
+            images = autoencoder.decode(space.denormalize(samples.latents(rows).to(device)))
             parts.append(extractor.extract(images).float().cpu())
     features = torch.cat(parts)
     if file is not None:

@@ -271,7 +271,7 @@ def check_reader(order: Order, place: Store) -> None:
     """
     if order.text is None or order.text.kind == "words":
         return
-    kept_as_text = any(shards_of(order, place, split).has_texts for split in ("train", "validation"))
+    kept_as_text = any(shards_of(order, place, split).needs_text_encoder for split in ("train", "validation"))
     if kept_as_text and not is_here(order.text.encoder):
         raise UserError(
             f"order {order.name}: its captions are read by {sanitize(order.text.encoder, 80)}, which is not on this "

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..artifacts import Artifact, UserError
+from ..data.dataset import LatentDataset
 from ..data.index import Index
-from ..data.shards import ShardSet
 from ..ensemble.versions import ValidationLoss
 from ..islands.expert import Expert
 from ..islands.order import Order
@@ -58,7 +58,7 @@ BRANCHES: tuple[Branch, Branch] = ("with the condition", "without it")
 class Holdout:
     """What an expert is measured on: rows no island has seen, by cluster, and what training rows tell a Gaussian."""
 
-    samples: ShardSet
+    samples: LatentDataset
     rows: Tensor  # int64 [n], the holdout
     clusters: Tensor  # int64 [n], of these rows
     train: Tensor  # int64 [m]
@@ -68,7 +68,7 @@ class Holdout:
     def of(data: Artifact, partition: Artifact, order: Order) -> Holdout:
         index = Index.of(data)
         cluster = clusters_of(index, partition)
-        samples = ShardSet([data.file(name) for name in data.names("shards/")], order.text)
+        samples = LatentDataset.of(data)
         rows, train = (torch.from_numpy(index.rows(split)) for split in ("holdout", "train"))
         return Holdout(samples, rows, cluster[rows], train, cluster[train])
 
@@ -137,7 +137,7 @@ def inside_rows(holdout: Holdout, cluster: int) -> Tensor:
 
 @torch.no_grad()
 def holdout_error(
-    denoiser: Denoiser, samples: ShardSet, rows: Tensor, times: int, device: str = "cpu", batch: int = 512
+    denoiser: Denoiser, samples: LatentDataset, rows: Tensor, times: int, device: str = "cpu", batch: int = 512
 ) -> float:
     """Mean velocity error over every row at `times` fixed times, with noise fixed by the row."""
     total = 0.0
@@ -180,7 +180,7 @@ class Draws:
 Question = tuple[Tensor, Tensor, Tensor, Condition]  # x0, noise, t and the condition of some draws
 
 
-def questions(samples: ShardSet, draws: Draws, branch: Branch, device: str = "cpu") -> Iterator[Question]:
+def questions(samples: LatentDataset, draws: Draws, branch: Branch, device: str = "cpu") -> Iterator[Question]:
     """What a denoiser is asked, a batch at a time, on the device."""
     for number, part in enumerate(torch.split(torch.arange(len(draws)), BATCH)):
         x0 = samples.latents(draws.rows[part])
@@ -191,7 +191,7 @@ def questions(samples: ShardSet, draws: Draws, branch: Branch, device: str = "cp
 
 
 @torch.no_grad()
-def errors(denoiser: Denoiser, samples: ShardSet, draws: Draws, branch: Branch, device: str = "cpu") -> Tensor:
+def errors(denoiser: Denoiser, samples: LatentDataset, draws: Draws, branch: Branch, device: str = "cpu") -> Tensor:
     """The velocity error of each draw, float32 [n]."""
     asked = questions(samples, draws, branch, device)
     return torch.cat([velocity_error(denoiser, *question).float().cpu() for question in asked])

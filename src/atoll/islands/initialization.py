@@ -53,12 +53,12 @@ def read_init(place: str | Path | Store, order: Order) -> Expert:
 
 def mismatch(order: Order, card: ExpertCard) -> str | None:
     """Why the order's expert cannot begin from an expert with this card; None where it can."""
-    for name, ours, theirs in (
-        ("architecture", order.architecture, card.architecture),
-        ("latent space", order.latent, card.latent),
-        ("text space", order.text, card.text),
+    for name, same in (
+        ("architecture", order.architecture == card.architecture),
+        ("latent space", order.latent.same_space(card.latent)),
+        ("text space", order.text == card.text),
     ):
-        if ours != theirs:
+        if not same:
             return f"its {name} is not the order's; make it with `atoll convert --order`"
     if process_of(order.objective) != (card.schedule, card.kind) and order.objective.kind is not Kind.VELOCITY:
         return (

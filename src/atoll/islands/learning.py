@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from ..data.shards import ResidentSamples, ShardSet
+from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
 from ..models.dit import DiT
 from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser, Objective
@@ -28,7 +28,7 @@ class ExpertLearner:
     order: Order
     card: ExpertCard
     network: DiT
-    samples: ShardSet | ResidentSamples
+    samples: LatentDataset
     validation: Validation | None
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:

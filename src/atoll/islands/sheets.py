@@ -17,7 +17,7 @@ import torch
 
 from ..artifacts import write_atomic
 from ..data.contact_sheet import contact_sheet
-from ..data.shards import ShardSet
+from ..data.dataset import LatentDataset
 from ..process import Condition, LinearFlow
 from ..sampling import Sampling, generate
 from ..training.execution import Execution, autocast
@@ -36,7 +36,7 @@ class Sheets:
 
     folder: Path
     learner: ExpertLearner
-    samples: ShardSet
+    samples: LatentDataset
 
     def clear(self) -> None:
         """Take away the sheets of a training that was begun here before and thrown away."""

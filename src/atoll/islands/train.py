@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..artifacts import Artifact, Store, UserError, check_relative, cleanup, file_digest, file_lock, find, verify_file
-from ..data.shards import ResidentSamples, ShardSet
+from ..data.dataset import LatentDataset
 from ..models.accounting import account
 from ..models.dit import DiT
 from ..training.checkpoints import saved_execution
@@ -78,7 +78,7 @@ def train(
         device = choice.open_device()
         learner = expert_learner(order, shards, begun_from, str(device))
         if choice.execution.samples == "device":
-            learner.samples = ResidentSamples(shards["train"], device)
+            learner.samples = shards["train"].to(device)
         painted = Sheets(out / FOLDER, learner, shards["train"]) if sheets else None
         if leads:
             log.write(event="start", device=str(device))
@@ -108,7 +108,7 @@ def train(
     return artifact
 
 
-def expert_learner(order: Order, shards: dict[str, ShardSet], init: Expert | None, device: str) -> ExpertLearner:
+def expert_learner(order: Order, shards: dict[str, LatentDataset], init: Expert | None, device: str) -> ExpertLearner:
     """A network, random or begun from `init`, with the samples of its cluster.
 
     Captions kept as text are embedded on `device`.
@@ -134,10 +134,10 @@ def finished(out: Path, parents: dict[str, str], made_by: str = "order or initia
     return artifact
 
 
-def shards_of(order: Order, root: Store, split: str) -> ShardSet:
+def shards_of(order: Order, root: Store, split: str) -> LatentDataset:
     """The order's shards of one split, each checked against the digest the order gives it."""
     paths = [fetch(root, ref.path, ref.sha256) for ref in order.shards if ref.split == split]
-    return ShardSet(paths, order.text)
+    return LatentDataset.open(paths, order.latent, order.text)
 
 
 def fetch(root: Store, path: str, sha256: str) -> Path:

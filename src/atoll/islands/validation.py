@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..data.shards import ShardSet
+from ..data.dataset import LatentDataset
 from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
 from ..training.execution import Execution, autocast
 from ..training.seeds import generator
@@ -29,7 +29,9 @@ class Validation:
     condition: Condition
 
     @staticmethod
-    def fixed(samples: ShardSet, seed: int, among: Tensor | None = None, most: int = MOST_SAMPLES) -> Validation | None:
+    def fixed(
+        samples: LatentDataset, seed: int, among: Tensor | None = None, most: int = MOST_SAMPLES
+    ) -> Validation | None:
         """The triples of these samples, or of the first rows `among` them; None where there are none."""
         among = torch.arange(len(samples)) if among is None else among
         if len(among) == 0:

@@ -1,4 +1,4 @@
-"""How good a partition is: balance, separation, and agreement with labels, against random and plain pixels."""
+"""How good a partition is: balance, separation, and agreement with labels, against random clusters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 
 from ..artifacts import Artifact
 from ..data.classes import class_title
+from ..data.dataset import LatentDataset
 from ..data.index import Index
-from ..data.shards import ShardSet
 from ..data.text import split_words
-from .clustering import TooFewGroups, cells_for, cluster, unit_length
+from .clustering import unit_length
 
 MEASURED = 20_000  # samples to measure agreement on; ids are hashes, so the first are a random choice
 SILHOUETTE_SAMPLES = 2_000  # its cost grows with the square
@@ -27,13 +27,12 @@ DESCRIPTION = "described.json"
 
 
 def measure(
-    index: Index, samples: ShardSet, assignment: np.ndarray, sizes: Sequence[dict[str, int]], seed: int, threads: int
+    index: Index, samples: LatentDataset, assignment: np.ndarray, sizes: Sequence[dict[str, int]], seed: int
 ) -> dict[str, Any]:
     """Numbers for the report, rounded so that they mean the same on another machine.
 
-    nmi is the normalized mutual information of clusters and labels (0: unrelated, 1: the same); beside it that of
-    randomly dealt clusters of the same sizes, and of clusters made the same way from plain pixels, None where pixels
-    make too few groups. `unlabelled` counts the samples of the whole data without a label.
+    nmi is the normalized mutual information of clusters and labels (0: unrelated, 1: the same), and that of random
+    clusters of the same sizes. `unlabelled` counts the samples of the whole data without a label.
     """
     from sklearn.metrics import normalized_mutual_info_score, silhouette_score  # takes a second to import
 
@@ -54,27 +53,12 @@ def measure(
         others = {
             "clusters": found,
             "random": shuffled,
-            "pixels": by_pixels(samples, labelled, len(sizes), seed, threads),
         }
         quality["nmi"] = {
             name: None if cut is None else round(float(normalized_mutual_info_score(labels, cut)), 4)
             for name, cut in others.items()
         }
     return quality
-
-
-def by_pixels(samples: ShardSet, rows: np.ndarray, clusters: int, seed: int, threads: int) -> np.ndarray | None:
-    """Clusters of the same samples made in the same way from their thumbnails, without a bound on balance.
-
-    None where that cannot be done: it is a comparison, and no reason to refuse the cut it is compared with.
-    """
-    pixels = samples.thumbnails(torch.from_numpy(rows)).float().flatten(1).numpy() / 255.0
-    cells = cells_for(len(rows), clusters, 1024)
-    try:
-        made = cluster(pixels, clusters, cells=cells, seed=seed, balance=None, threads=threads)
-    except TooFewGroups:
-        return None
-    return made.assign(pixels, threads)[0]
 
 
 def telling_words(captions: Sequence[Sequence[str]], assignment: np.ndarray, clusters: int) -> list[list[str]]:

@@ -62,9 +62,6 @@ def table(quality: dict[str, Any]) -> str:
     if quality["nmi"] is not None:
         meaning = "normalized mutual information with the labels; 1 is the same cut"
         rows.append(("agreement with labels", quality["nmi"]["clusters"], meaning))
-        pixels = quality["nmi"]["pixels"]
-        why = "cannot be made: too few different images among the labelled ones" if pixels is None else ""
-        rows.append(("&emsp;clusters of plain pixels instead", pixels, why))
         rows.append(("&emsp;clusters dealt at random instead", quality["nmi"]["random"], ""))
     cells = "".join(
         f'<tr><th>{name}</th><td class="n">{"none" if value is None else f"{value:.3f}"}</td>'

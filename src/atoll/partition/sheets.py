@@ -17,7 +17,7 @@ def images_of(latents: Tensor, space: LatentConfig, autoencoder: Autoencoder) ->
     """Normalized latents [N, C, H, W] as images uint8 [N, C, S, S]."""
     with torch.inference_mode():
         # a few at a time: what a core's cache holds
-        parts = [autoencoder.decode(space.restore(part)) for part in torch.split(latents, 8)]
+        parts = [autoencoder.decode(space.denormalize(part)) for part in torch.split(latents, 8)]
     return torch.cat(parts).numpy()
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, load_if_same
 from ..data.classes import class_names
+from ..data.dataset import LatentDataset
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
-from ..data.shards import ShardSet, read_shard
+from ..data.shards import read_shard
 from ..data.space import LatentConfig
 from ..executor import Executor
 from ..models.autoencoders import load_autoencoder
@@ -60,7 +61,7 @@ def partition(
     if (there := load_if_same(out, KIND, settings, parents)) is not None:
         return there
     index = Index.of(parent)
-    samples = ShardSet([parent.file(name) for name in parent.names("shards/")])
+    samples = LatentDataset.of(parent)
     assert len(index) == len(samples), "index and shards differ in number"
     if config.clusters > len(index.rows("train")):
         raise UserError(
@@ -90,7 +91,7 @@ def partition(
         space = LatentConfig.model_validate(parent.config["latent"])
         write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
         progress("measuring", 0, None)
-        quality = measure(index, samples, assignment, sizes, config.seed, config.threads)
+        quality = measure(index, samples, assignment, sizes, config.seed)
         (draft.folder / "quality.json").write_bytes(canonical_json(quality) + b"\n")
         rows = index.rows("train")[:DESCRIBED]
         words = telling_words(index.captions_of(rows), assignment[rows], config.clusters)
@@ -116,7 +117,7 @@ def partition(
 Rule = dict[str, Tensor]
 
 
-def by_features(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
+def by_features(index: Index, samples: LatentDataset, config: PartitionConfig, progress: Progress) -> Rule:
     """Two-level k-means. Ids are hashes, so training rows at even distances are a random sample to fit on."""
     train = index.rows("train")
     cells = cells_for(len(train), config.clusters, config.cells)
@@ -135,7 +136,7 @@ def by_features(index: Index, samples: ShardSet, config: PartitionConfig, progre
     return {"fine": torch.from_numpy(clustering.fine), "coarse": torch.from_numpy(clustering.coarse)}
 
 
-def by_label(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
+def by_label(index: Index, samples: LatentDataset, config: PartitionConfig, progress: Progress) -> Rule:
     """Whole classes dealt out to clusters, the largest class first, always to the smallest cluster.
 
     A sample without a label (repeats with conflicting labels have none) goes where `by_random` would put it.
@@ -155,7 +156,7 @@ def by_label(index: Index, samples: ShardSet, config: PartitionConfig, progress:
     return {"labels": torch.from_numpy(table), **by_random(index, samples, config, progress)}
 
 
-def by_random(index: Index, samples: ShardSet, config: PartitionConfig, progress: Progress) -> Rule:
+def by_random(index: Index, samples: LatentDataset, config: PartitionConfig, progress: Progress) -> Rule:
     """A cluster from the hash of (seed, id): random, yet the same for a sample whatever else is in the set."""
     return {"random": torch.tensor([config.seed, config.clusters])}
 
@@ -240,7 +241,7 @@ def write_assignment(path: Path, index: Index, assignment: np.ndarray) -> None:
 
 
 def write_sheets(
-    folder: Path, index: Index, samples: ShardSet, assignment: np.ndarray, clusters: int, space: LatentConfig
+    folder: Path, index: Index, samples: LatentDataset, assignment: np.ndarray, clusters: int, space: LatentConfig
 ) -> None:
     """One sheet per cluster: its first training samples in id order, which is a random choice."""
     autoencoder = load_autoencoder(space.autoencoder)

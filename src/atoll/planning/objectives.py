@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from ..artifacts import Artifact, UserError
-from ..data.shards import ShardSet
+from ..data.dataset import LatentDataset
+from ..data.space import LatentConfig
+from ..data.stream import sample_order
 
 ENERGY_SAMPLES = 256  # latents per cluster; enough for the mean
 COUNTS = re.compile(r"\d{1,4}[A-Za-z][\w-]*(:\d{1,4}[A-Za-z][\w-]*)*")
@@ -60,9 +62,9 @@ def assign_objectives(
     return [chosen[k] for k in range(clusters)]
 
 
-def high_frequency_energy(partition: Artifact, cluster: int) -> float:
+def high_frequency_energy(partition: Artifact, cluster: int, latent: LatentConfig) -> float:
     """Mean squared difference of neighbouring latent values of a cluster: how much fine structure it has."""
-    shard = ShardSet([partition.file(f"clusters/{cluster:02d}/train-00000.safetensors")])
-    latents = shard.latents(torch.arange(min(len(shard), ENERGY_SAMPLES))).double()
+    samples = LatentDataset.open([partition.file(f"clusters/{cluster:02d}/train-00000.safetensors")], latent)
+    latents = samples.latents(sample_order(len(samples), 0, 0, min(len(samples), ENERGY_SAMPLES))).double()
     across, down = latents.diff(dim=-1).square().mean(), latents.diff(dim=-2).square().mean()
     return float(np.round(float(across + down), 12))

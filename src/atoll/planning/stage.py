@@ -51,7 +51,8 @@ def plan(
     fixed = {k: island.objective for k, (island, _, _) in planned.items() if island.objective is not None}
     energy = [0.0] * int(cut.config["clusters"])
     if len(set(objective_names(config.objectives or ""))) > 1:  # else nothing depends on it, and shards may be far away
-        energy = [high_frequency_energy(cut, k) for k in range(len(energy))]
+        latent = LatentConfig.model_validate(origin.config["latent"])
+        energy = [high_frequency_energy(cut, k, latent) for k in range(len(energy))]
     names = assign_objectives(config.objectives, config.known, energy, fixed)
     begin = None if init is None else reference_to_init(Store.at(out), init)
     settings = {

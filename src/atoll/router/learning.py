@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..artifacts import Artifact
+from ..data.dataset import LatentDataset
 from ..data.index import Index
-from ..data.shards import ResidentSamples, ShardSet
-from ..data.space import text_space
 from ..data.stream import sample_order
 from ..models.router import Router
 from ..partition.assignment import clusters_of
@@ -35,7 +34,7 @@ class ClusteredSamples:
     def __init__(self, data: Artifact, partition: Artifact) -> None:
         self._index = Index.of(data)
         self.clusters = clusters_of(self._index, partition)
-        self.shards = ShardSet([data.file(name) for name in data.names("shards/")], text_space(data))
+        self.shards = LatentDataset.of(data)
         assert len(self.shards) == len(self._index), "index and shards disagree"
 
     def rows(self, split: str) -> Tensor:
@@ -62,7 +61,7 @@ class RouterLearner:
     network: Router
     training: Training
     clustered: ClusteredSamples
-    samples: ShardSet | ResidentSamples  # the same samples, here or on the device
+    samples: LatentDataset  # the same samples, here or on the device
 
     def __post_init__(self) -> None:
         self._train_rows = self.clustered.rows("train")

@@ -14,7 +14,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import Artifact, Store, UserError, canonical_json, file_lock, load_if_same
-from ..data.shards import ResidentSamples
 from ..data.space import LatentConfig, text_space
 from ..models.accounting import account
 from ..models.router import Router, RouterConfig
@@ -96,7 +95,7 @@ def train_router(
             take_weights(network, start)
         learner = RouterLearner(network, plan.training, clustered, clustered.shards)
         if choice.execution.samples == "device":
-            learner.samples = ResidentSamples(clustered.shards, device)
+            learner.samples = clustered.shards.to(device)
         fitted = fit(
             learner,
             plan.training,

@@ -9,8 +9,8 @@ import torch
 
 from atoll.artifacts import Artifact, UserError, sha256_file
 from atoll.cli import main
-from atoll.data.prepare import PrepareConfig, prepare
 from atoll.data.dataset import LatentDataset
+from atoll.data.prepare import PrepareConfig, prepare
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
@@ -39,7 +39,8 @@ def test_an_order_and_its_shards_are_all_an_island_needs(run: Path) -> None:
     for order in orders:
         for shard in order.shards:
             assert sha256_file(run / shard.path) == shard.sha256
-        samples = ShardSet([run / shard.path for shard in order.shards if shard.split == "train"], order.text)
+        paths = [run / shard.path for shard in order.shards if shard.split == "train"]
+        samples = LatentDataset.open(paths, order.latent, order.text)
         rows = torch.arange(4)
         network = DiT(order.architecture)
         output = network(samples.latents(rows), torch.full((4,), 0.5), samples.condition(rows, torch.zeros(4)))

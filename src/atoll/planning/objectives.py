@@ -8,14 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-import torch
 
 from ..artifacts import Artifact, UserError
 from ..data.dataset import LatentDataset
 from ..data.space import LatentConfig
 from ..data.stream import sample_order
 
-ENERGY_SAMPLES = 256  # latents per cluster; enough for the mean
+ENERGY_SAMPLES = 1024  # latents per cluster: enough to know the mean
 COUNTS = re.compile(r"\d{1,4}[A-Za-z][\w-]*(:\d{1,4}[A-Za-z][\w-]*)*")
 
 

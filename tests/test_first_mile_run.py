@@ -43,19 +43,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_sized_to_data_machine_and_hours(photos: Path) -> None:
-    half, day = (size_run(str(photos), Asked(hours=h, size=32), TWO_CORES, compare=False) for h in (0.5, 24))
+    origin = open_source(str(photos))
+    half, day = (size_run(origin, Asked(hours=h, size=32), TWO_CORES, compare=False) for h in (0.5, 24))
     assert half.prepare.source.labels == "folder"
     assert (half.plan.network.width, half.plan.network.depth, half.plan.network.patch) == (128, 4, 1)
     assert half.prepare.autoencoder == "dct-4", "8 x 8 blocks, without a download"
     assert half.partition.clusters == 5, "80 images for each"
     assert half.plan.training.images < day.plan.training.images == 200_000
-    told = sum(stage.seconds for stage in forecast(half, TWO_CORES, compare=False))
+    told = sum(stage.seconds for stage in forecast(half, origin, TWO_CORES, compare=False))
     assert 0.6 * 1800 < told < 1800, "what it says it takes is what it was given"
-    compared = size_run(str(photos), Asked(hours=0.5, size=32), TWO_CORES, compare=True)
+    compared = size_run(origin, Asked(hours=0.5, size=32), TWO_CORES, compare=True)
     assert compared.plan.training.images == pytest.approx(half.plan.training.images / 2, rel=0.05)
-    assert size_run(str(photos), Asked(hours=0.5, size=32), CARD, compare=False).plan.training.images == 200_000
+    assert size_run(origin, Asked(hours=0.5, size=32), CARD, compare=False).plan.training.images == 200_000
     with pytest.raises(UserError, match=r"--hours 0\.001: is over before 400 images are prepared"):
-        size_run(str(photos), Asked(hours=0.001), TWO_CORES, compare=False)
+        size_run(origin, Asked(hours=0.001), TWO_CORES, compare=False)
 
 
 SLOW_CORES = replace(TWO_CORES, tflops=TWO_CORES.tflops / 5)
@@ -69,8 +70,9 @@ def test_the_hours_hold_admission_too_and_little_time_makes_fewer_experts(
     photos: Path, machine: Machine, hours: float, clusters: int
 ) -> None:
     """Judging an expert takes as long as training it on 3,000 images: of seven it was longer than the nine minutes."""
-    settings = size_run(str(photos), Asked(hours=hours, size=32), machine, compare=False)
-    told = sum(stage.seconds for stage in forecast(settings, machine, compare=False))
+    origin = open_source(str(photos))
+    settings = size_run(origin, Asked(hours=hours, size=32), machine, compare=False)
+    told = sum(stage.seconds for stage in forecast(settings, origin, machine, compare=False))
     assert 0.6 * 3600 * hours < told < 1.1 * 3600 * hours
     assert settings.partition.clusters == clusters
     assert settings.plan.training.images >= FEW_IMAGES
@@ -91,12 +93,13 @@ def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_pat
 
 
 def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path: Path) -> None:
-    settings = size_run(str(photos), Asked(hours=0.5), TWO_CORES, compare=False)
+    origin = open_source(str(photos))
+    settings = size_run(origin, Asked(hours=0.5), TWO_CORES, compare=False)
     there = write_once(Store.at(tmp_path), settings)
     assert there == settings
     assert not there.partition.insists_on_balance, "a default stays one"
     assert read_run(Store.at(tmp_path)) == settings
-    other = size_run(str(photos), Asked(hours=0.4), TWO_CORES, compare=False)
+    other = size_run(origin, Asked(hours=0.4), TWO_CORES, compare=False)
     with pytest.raises(UserError, match=r"run\.toml: was begun with other settings \(asked\.hours: 0\.5 -> 0\.4"):
         write_once(Store.at(tmp_path), other)
 
@@ -153,6 +156,7 @@ def test_nothing_is_written_among_the_pictures(
 
 
 def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
+    origin = open_source(str(photos))
     for asked, said in (
         (Asked(hours=0), r"--hours 0: give the time that all of it may take, such as 0\.5"),
         (Asked(hours=math.inf), r"--hours inf: give the time"),
@@ -172,7 +176,7 @@ def test_what_cannot_be_is_told_before_anything_is_made(photos: Path) -> None:
         ),
     ):
         with pytest.raises(UserError, match=said):
-            size_run(str(photos), asked, TWO_CORES, compare=False)
+            size_run(origin, asked, TWO_CORES, compare=False)
 
 
 @pytest.fixture
@@ -234,18 +238,20 @@ def test_a_run_that_was_begun_says_how_it_goes_on(
 
 
 def test_a_mix_says_how_many_experts_there_are(photos: Path) -> None:
+    origin = open_source(str(photos))
     asked = Asked(hours=0.5, size=32, objectives="2ddpm:6flow")
-    assert size_run(str(photos), asked, TWO_CORES, compare=False).partition.clusters == 8, "for 400 images it is five"
+    assert size_run(origin, asked, TWO_CORES, compare=False).partition.clusters == 8, "for 400 images it is five"
     for mix, said in (("2ddpm:6folw", "unknown objective 'folw'"), ("8flow", "names 8 experts, the partition has 4")):
         with pytest.raises(UserError, match=said):
-            size_run(str(photos), Asked(hours=0.5, objectives=mix, clusters=4), TWO_CORES, compare=False)
+            size_run(origin, Asked(hours=0.5, objectives=mix, clusters=4), TWO_CORES, compare=False)
 
 
 def test_a_first_try_that_made_nothing_binds_nobody(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Say, of a size that no picture has: the next try may ask for another, and fails by its own mistakes only."""
-    first = size_run(str(photos), Asked(hours=0.5, size=256), TWO_CORES, compare=False)
+    origin = open_source(str(photos))
+    first = size_run(origin, Asked(hours=0.5, size=256), TWO_CORES, compare=False)
     write_once(Store.at(tmp_path), first)
     with pytest.raises(SystemExit):
         main(["run", str(photos), "--out", str(tmp_path), "--size", "16", "--objectives", "2dpm:2flow"])
@@ -256,9 +262,10 @@ def test_a_first_try_that_made_nothing_binds_nobody(
 def test_too_short_a_run_says_so_before_it_begins(
     photos: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    origin = open_source(str(photos))
     for hours, few in ((0.03, True), (1.0, False)):
-        settings = size_run(str(photos), Asked(hours=hours, size=32), TWO_CORES, compare=False)
-        tell_plan(Store.at(tmp_path), settings, TWO_CORES, False, "evaluate")
+        settings = size_run(origin, Asked(hours=hours, size=32), TWO_CORES, compare=False)
+        tell_plan(Store.at(tmp_path), settings, origin, TWO_CORES, False, "evaluate")
         assert ("give more --hours or a smaller -k" in capsys.readouterr().out) == few, settings.plan.training.images
 
 
@@ -346,9 +353,10 @@ def test_several_orders_on_one_machine(planned: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_400_photographs_become_a_model_that_follows_its_prompts(photos: Path, tmp_path: Path) -> None:
+    origin = open_source(str(photos))
     run = tmp_path / "run"
     # sized for a machine of its own, so that it is the same work on a busy one
-    write_once(Store.at(run), size_run(str(photos), Asked(hours=0.15, size=32), TWO_CORES, compare=False))
+    write_once(Store.at(run), size_run(origin, Asked(hours=0.15, size=32), TWO_CORES, compare=False))
     command = [*ATOLL, "run", str(photos), "--out", str(run)]
     for moment in ("data/manifest.json", "islands/01/expert/state", "router/state"):
         process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)

@@ -27,8 +27,8 @@ def bucket() -> Iterator[str]:
 def contents(place: str) -> list[Example]:
     """As a worker reads them; sorted, since a local tar may be cut where a remote one is not."""
     opened = open_source(place)
-    items = opened.list()
-    assert abs(opened.count(items) - 20) < 21, "a remote tar's images are not counted"
+    items = opened.items
+    assert abs(opened.count() - 20) < 21, "a remote tar's images are not counted"
     found = [found for item in items for found in pickle.loads(pickle.dumps(opened)).read(item)]
     assert all(isinstance(each, Example) for each in found)
     return sorted((each for each in found if isinstance(each, Example)), key=lambda each: each.name)

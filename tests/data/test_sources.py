@@ -76,7 +76,7 @@ def test_a_stray_tar_or_table_hides_no_images_and_is_named(tmp_path: Path) -> No
     ):
         opened = open_source(str(place))
     examples, skipped = everything(opened)
-    assert len(examples) == opened.count(opened.list()) == 5
+    assert len(examples) == opened.count() == 5
     assert reasons(skipped) == [("backup.tar", "not an image"), ("numbers.parquet", "not an image")]
     assert len(read(place, format="webdataset")[0]) == 1
     with warnings.catch_warnings():
@@ -177,11 +177,12 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     seen: list[str] = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: seen.append(str(path)) or scandir(path))
-    opened = open_source(str(place), SourceConfig(labels="folder"))
-    items = opened.list()
-    assert (opened.classes, opened.class_folders, opened.count(items)) == (("one", "two"), ("one", "two"), 5)
+    opened = open_source(str(place))
+    assert (opened.classes, opened.class_folders, opened.count()) == (None, ("one", "two"), 5)
+    opened = opened.reconfigured(SourceConfig(labels="folder"))
     copy = pickle.loads(pickle.dumps(opened))
-    assert [found.label for item in items for found in copy.read(item) if isinstance(found, Example)][-1] == 1
+    assert [found.label for item in opened.items for found in copy.read(item) if isinstance(found, Example)][-1] == 1
+    assert (opened.classes, len(opened.list())) == (("one", "two"), 5)
     assert sorted(seen) == sorted(str(folder) for folder in (place, place / "one", place / "two"))
     assert len(pickle.dumps(opened)) < 1000, "the listing stays here"
 
@@ -289,7 +290,7 @@ def test_rows_of_a_table_are_read_where_they_are(tmp_path: Path, monkeypatch: py
         assert [(e.content, e.captions, e.label) for e in examples] == [
             (i.content, (i.caption,), i.label) for i in items
         ]
-        assert (skipped, opened.count(opened.list())) == ([], 60)
+        assert (skipped, opened.count()) == ([], 60)
 
 
 def test_a_damaged_table_is_listed_and_one_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import UserError
+from ..data.sources import open_source
 from ..demo import DEVICE, demo_settings, tiny_settings
 from ..pipeline.settings import write_once
 from ..training.machines import this_machine
@@ -38,6 +39,5 @@ def demo(
     check_seed(seed)
     run = place_for(out)
     settings = write_once(run, SIZES[size](seed))
-    carry_out_and_tell(
-        run, settings, this_machine(DEVICE), compare=compare, device=DEVICE, prompt="a handwritten three"
-    )
+    origin, prompt = open_source(settings.source), "a handwritten three"
+    carry_out_and_tell(run, settings, origin, this_machine(DEVICE), compare=compare, device=DEVICE, prompt=prompt)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.prepare import check_apart, check_device
-from ..data.sources import is_built_in
+from ..data.sources import Source, SourceConfig, is_built_in, open_source
 from ..ensemble.status import holds_run, shell
 from ..ensemble.versions import clean_run, open_ensemble
 from ..partition.config import LARGEST_SEED
@@ -99,7 +99,9 @@ def run(
     if begun is None or (wishes and source is not None and find(place.child("data")) is None):
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to go on with; name a folder of images")
-        settings = size_run(source, asked, machine, compare=compare)
+        origin = open_source(source, SourceConfig(format=format_))
+        settings = size_run(origin, asked, machine, compare=compare)
+        origin = origin.reconfigured(settings.prepare.source)
         if wishes:  # nothing is made yet, so that another wish is no contradiction
             (place.path / NAME).unlink()
         settings = write_once(place, settings)
@@ -108,8 +110,9 @@ def run(
         raise UserError(f"--{name} {value}: {place}/{NAME} says {before}; leave it out, or choose another --out")
     else:
         settings = begun if source is None else begun.model_copy(update={"source": source})
+        origin = open_source(settings.source, settings.prepare.source)
     try:
-        carry_out_and_tell(place, settings, machine, compare=compare, until=until, device=on)
+        carry_out_and_tell(place, settings, origin, machine, compare=compare, until=until, device=on)
     except UserError:
         if place.children() == [NAME]:  # nothing came of it: the next try begins anew
             (place.path / NAME).unlink()
@@ -151,6 +154,7 @@ def others(begun: RunSettings, told: Mapping[str, object]) -> list[tuple[str, ob
 def carry_out_and_tell(
     run: Store,
     settings: RunSettings,
+    origin: Source,
     machine: Machine,
     *,
     device: str,
@@ -160,10 +164,10 @@ def carry_out_and_tell(
 ) -> None:
     """Print what will be done and how long it takes on this machine, do it, and print what came of it."""
     began = time.monotonic()
-    tell_plan(run, settings, machine, compare or was_compared(run), until)
+    tell_plan(run, settings, origin, machine, compare or was_compared(run), until)
     with progress() as display:
         evaluation = carry_out(
-            run, settings, device=device, show=display, compare=compare, until=until, prepared=tell_data
+            run, settings, origin, device=device, show=display, compare=compare, until=until, prepared=tell_data
         )
     if evaluation is None:
         tell_next(run, until)
@@ -193,8 +197,9 @@ def tell_data(data: Artifact) -> None:
         print_line(line)
 
 
-def tell_plan(run: Store, settings: RunSettings, machine: Machine, compare: bool, until: str) -> None:
-    stages = [s for s in forecast(settings, machine, compare=compare) if STAGES.index(s.name) <= STAGES.index(until)]
+def tell_plan(run: Store, settings: RunSettings, origin: Source, machine: Machine, compare: bool, until: str) -> None:
+    stages = forecast(settings, origin, machine, compare=compare)
+    stages = [stage for stage in stages if STAGES.index(stage.name) <= STAGES.index(until)]
     table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in ("stage", "what"):
         table.add_column(column)

@@ -69,7 +69,7 @@ def check_apart(source: str, out: Store) -> None:
 
 
 def prepare(
-    source: str,
+    source: str | Source,
     out: str | Path | Store,
     config: PrepareConfig = PrepareConfig(),
     *,
@@ -85,11 +85,11 @@ def prepare(
     an older data artifact, whose settings hold.
     """
     check_device(device)
+    origin = open_source(source.rstrip("/") or source, config.source) if isinstance(source, str) else source
+    source = origin.place
     check_apart(source, Store.at(out))
-    source = source.rstrip("/") or source
     draft = ArtifactWriter(out, KIND, resumable=True)
     old = None if onto is None else Predecessor.open(onto)
-    origin = open_source(source, config.source)
     config = resolve(config, origin, old, chosen_before(out, draft), device)
     assert config.size is not None, "resolved above"
     assert config.features is not None, "resolved above"
@@ -110,7 +110,7 @@ def prepare(
     reading = {"source": source, **config.source.model_dump()}
     if (there := already_there(out, request, reading)) is not None:
         return there
-    units = units_of(origin.list())
+    units = units_of(origin.items)
 
     gpus = 0 if device == "cpu" else 1 / WORKERS_PER_GPU
     with executor or Executor() as executor, draft:

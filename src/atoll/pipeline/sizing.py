@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..artifacts import UserError
 from ..data.prepare import PrepareConfig
-from ..data.sources import SourceConfig, open_source
+from ..data.sources import Source
 from ..models.accounting import account
 from ..models.autoencoders import TRANSFORMS, load_autoencoder
 from ..models.dit import DiTConfig
@@ -60,12 +60,9 @@ def with_enough_unseen(prepare: PrepareConfig, images: int, clusters: int) -> Pr
     return prepare if share <= prepare.holdout else prepare.model_copy(update={"holdout": share})
 
 
-def prepare_settings(source: str, size: int | None, format: str | None = None) -> PrepareConfig:
+def prepare_settings(origin: Source, size: int | None) -> PrepareConfig:
     """How to prepare: of a folder whose images all lie in folders, these are the classes."""
-    how = SourceConfig(format=format)
-    origin = open_source(source, how)
-    if origin.class_folders:
-        how = how.model_copy(update={"labels": "folder"})
+    how = origin.config.model_copy(update={"labels": "folder"}) if origin.class_folders else origin.config
     autoencoder = transform_for(origin.channels, size or origin.default_size)
     return PrepareConfig(source=how, size=size, autoencoder=autoencoder)
 
@@ -79,12 +76,11 @@ def transform_for(channels: int, size: int) -> str:
     return fitting[-1] if channels == 3 and fitting else "pixels"
 
 
-def look_at(source: str, prepare: PrepareConfig) -> Look:
+def look_at(origin: Source, prepare: PrepareConfig) -> Look:
     """Count images in the listing, and ask the autoencoder for the shape of its latents."""
-    origin = open_source(source, prepare.source)
     size = prepare.size or origin.default_size
     latent = load_autoencoder(prepare.autoencoder).latent_shape(origin.channels, size)
-    return Look(origin.count(origin.list()), latent, origin.classes or ())
+    return Look(origin.count(), latent, origin.classes or ())
 
 
 def as_island(machine: Machine, hours: float) -> Island:
@@ -94,13 +90,13 @@ def as_island(machine: Machine, hours: float) -> Island:
     return Island(name="here", gpu=name, hours=hours, bfloat16=machine.bfloat16, **said)
 
 
-def size_run(source: str, asked: Asked, machine: Machine, *, compare: bool) -> RunSettings:
+def size_run(origin: Source, asked: Asked, machine: Machine, *, compare: bool) -> RunSettings:
     """All settings of a run: the largest recipe that suits the data and gets done in the hours there are.
 
     Where nobody says how many experts there are to be, they are fewer where each would learn too little in the time.
     """
-    prepare = prepare_settings(source, asked.size, asked.format)
-    look = look_at(source, prepare)
+    prepare = prepare_settings(origin, asked.size)
+    look, source = look_at(origin.reconfigured(prepare.source), prepare), origin.place
     most = clusters_for(source, asked, look.images)
     fewest = 2 if asked.clusters is None and asked.objectives is None else most
     for clusters in range(most, fewest - 1, -1):
@@ -214,9 +210,9 @@ def partition_seconds(look: Look, machine: Machine) -> float:
     return pace(machine) * (4.0 + look.images / 2000)
 
 
-def forecast(settings: RunSettings, machine: Machine, *, compare: bool) -> list[Stage]:
+def forecast(settings: RunSettings, origin: Source, machine: Machine, *, compare: bool) -> list[Stage]:
     """Every stage of a run, and about how long it takes on this machine."""
-    look = look_at(settings.source, settings.prepare)
+    look = look_at(origin, settings.prepare)
     plan, clusters = settings.plan, settings.partition.clusters
     architecture = DiTConfig(latent=look.latent, **plan.network.model_dump())
     fit = best_fit(as_island(machine, 1.0), architecture, plan.training.batch)

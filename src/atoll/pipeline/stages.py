@@ -10,7 +10,7 @@ import torch
 from ..artifacts import Artifact, Store, UserError
 from ..data.prepare import prepare
 from ..data.progress import Progress
-from ..data.sources import is_built_in
+from ..data.sources import Source
 from ..ensemble.changes import register_monolith, register_orders, register_router
 from ..ensemble.checks import Checks
 from ..ensemble.status import ISLANDS
@@ -38,6 +38,7 @@ ROUTER, BLIND = "router", "router-blind"
 def carry_out(
     run: Store,
     settings: RunSettings,
+    origin: Source,
     *,
     device: str,
     show: Progress,
@@ -54,9 +55,9 @@ def carry_out(
     seed = settings.asked.seed
 
     # starting a worker takes longer than all digits
-    workers = 1 if is_built_in(settings.source) else default_workers(device)
+    workers = 1 if origin.built_in else default_workers(device)
     data = prepare(
-        settings.source, run.child("data"), settings.prepare, executor=Executor(workers), device=device, progress=show
+        origin, run.child("data"), settings.prepare, executor=Executor(workers), device=device, progress=show
     )
     prepared(data)
     if last < STAGES.index("partition"):

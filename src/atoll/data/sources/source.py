@@ -12,10 +12,11 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -132,6 +133,20 @@ class Source:
         """The files at the place, listed once."""
         return Files(self.place)
 
+    @cached_property
+    def items(self) -> Items:
+        """What `list` returns, called once. Workers have no need of it."""
+        return self.list()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "items"}
+
+    def reconfigured(self, config: SourceConfig) -> Self:
+        """The same source, read in another way without listing its files again."""
+        other = copy(self)
+        other.config = config
+        return other
+
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the labels, by number, where the source has them."""
@@ -150,10 +165,10 @@ class Source:
         """The images of one item."""
         raise NotImplementedError
 
-    def count(self, items: Sequence[Item]) -> int:
+    def count(self) -> int:
         """How many images there are, about."""
-        unknown = sum(size_of(item.stamp) - item.offset for item in items if item.stop == END)
-        ranges = [item for item in items if item.stop != END and not item.skipped]
+        unknown = sum(size_of(item.stamp) - item.offset for item in self.items if item.stop == END)
+        ranges = [item for item in self.items if item.stop != END and not item.skipped]
         return sum(1 if r.stop is None else r.stop - r.start for r in ranges) + unknown // COMPRESSED_IMAGE
 
 

@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from rich.table import Table
 from torch import Tensor
 
 from atoll.ensemble import Mixture
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from atoll.process import (
     EDM,
     Bridge,
@@ -34,13 +34,16 @@ from atoll.process import (
     Denoiser,
     Kind,
     LinearFlow,
-    PaperFusion,
     Schedule,
     noisy,
 )
 from atoll.sampling import SOLVERS, Sampling, generate
 from atoll.sampling import Path as GridPath
 from atoll.sampling.protocols import as_routed
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
+from paper_fusion import PaperFusion
 
 WORLD = GaussianWorld.random(dimensions=6, clusters=4, components=3, seed=0)
 # for counting samples by component: eight of them, too far apart to be mistaken for each other
@@ -155,7 +158,7 @@ def mixing(console: Console) -> dict[str, Any]:
         "four objectives, bridged": mixed(lambda d: Bridge(d, limit=None), TRAINED),
         "four objectives, bridged, limit 100": mixed(Bridge, TRAINED),
         "2 cosine epsilon + 2 flow, bridged": mixed(lambda d: Bridge(d, limit=None), papers),
-        "2 cosine epsilon + 2 flow, literal": mixed(PaperFusion, papers),
+        "2 cosine epsilon + 2 flow, literal": mixed(papers),
     }
     found = {name: [digits(e) for e in over_time(mixture, TIMES)] for name, mixture in rows.items()}
     print_over_time(console, "Ideal experts mixed by the ideal router: median relative error of the velocity", found)

@@ -16,9 +16,12 @@ import torch
 from matplotlib.axes import Axes
 
 from atoll.ensemble import Mixture
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
-from atoll.process import Bridge, CosineVP, Denoiser, Kind, LinearFlow, PaperFusion
+from atoll.process import Bridge, CosineVP, Denoiser, Kind, LinearFlow
 from oracle import REFERENCE, WORLD, over_time
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
+from paper_fusion import PaperFusion
 
 # blue and vermilion of Okabe and Ito's palette: told apart by every eye, and in grey
 TRUE, BRIDGED, LITERAL, OTHER = "#000000", "#0072B2", "#D55E00", "#777777"

@@ -10,8 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from atoll.evaluation.closed_form import GaussianWorld
 from atoll.process import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule, noisy
+from closed_form import GaussianWorld
 
 SCHEDULES: list[Schedule] = [
     LinearFlow(),

@@ -14,7 +14,6 @@ from apple_device import APPLE, AppleDevice, NoFloat64
 from atoll.data.space import LatentConfig
 from atoll.ensemble.mixture import Mixture
 from atoll.ensemble.routes import parse_route
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
 from atoll.process import (
@@ -39,6 +38,7 @@ from atoll.process import (
 from atoll.process.schedule import _ddpm_log_snr_on
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.sampling import SOLVERS, GuidanceWeights, Sampling, generate
+from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, name, states
 
 LATENT = (2, 4, 4)

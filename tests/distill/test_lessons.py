@@ -28,7 +28,6 @@ from atoll.distill.stage import Desk, Teachers, data_school, settled
 from atoll.ensemble.mixture import Denoisers, Mixture, Rows
 from atoll.ensemble.pool import ExpertPool
 from atoll.ensemble.versions import place_of
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.islands.expert import load_expert
 from atoll.process import (
     EDM,
@@ -52,6 +51,7 @@ from atoll.training.machines import GIB
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources
 from atoll.training.seeds import batch_numbers
+from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import WORLD, name, relative_error
 from tiny_experts import plain, pool, question, write_experts
 

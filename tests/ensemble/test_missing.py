@@ -8,9 +8,9 @@ from torch import Tensor
 
 from atoll.ensemble import Denoisers, Full, Mixture, parse_route
 from atoll.ensemble.missing import RouterAmong, without_missing
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from atoll.process import Condition, Denoiser, Kind, LinearFlow, Prediction
 from atoll.sampling import ImageRoute, Route, Sampling, generate
+from closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from gaussian_world import WORLD, relative_error, states
 
 TIMES = [0.02, 0.3, 0.6, 0.9, 0.98]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from atoll.ensemble import Denoisers, Full, Mixture, Threshold, TopK, parse_route
 from atoll.ensemble.mixture import rows_by_expert
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.process import (
     EDM,
     Bridge,
@@ -22,6 +21,7 @@ from atoll.process import (
     Schedule,
 )
 from atoll.sampling import ImageRoute, Route, Routed
+from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, covered, relative_error, states
 
 TIMES = [0.001, 0.005, 0.011, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.93, 0.98, 0.987, 0.992, 0.999]

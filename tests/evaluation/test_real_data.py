@@ -35,10 +35,10 @@ def test_samples_without_a_label_do_not_end_recognition(tmp_path: Path) -> None:
     assert wanted is not None
     assert wanted.tolist() == [0, 1, 2, -1] * 2
     assert real.prompts(2)[0] == ["a red thing", "a blue thing"], "fewer than there are come from all of them"
-    assert real.recogniser is not None
+    assert real.classifier is not None
     # what nobody asked for can be neither right nor wrong
     images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
-    answer = int(real.recogniser.model.predict(np.zeros((1, real.features.shape[1])))[0])  # type: ignore[attr-defined]
+    answer = int(real.classifier.model.predict(np.zeros((1, real.features.shape[1])))[0])  # type: ignore[attr-defined]
     assert real.measure(images, np.array([answer, -1] * 4))["recognised"] == 1.0
     assert real.measure(images, np.array([-1] * 8))["recognised"] is None
 
@@ -74,7 +74,7 @@ def test_data_with_few_labels_has_nothing_to_recognise(tmp_path: Path) -> None:
     items = [replace(item, label=None) for item in pictures(40)]
     items[0] = replace(items[0], label=4)
     real = RealData(prepare(folder(tmp_path / "a", items), tmp_path / "data", CONFIG), 1.0)
-    assert real.recogniser is None
+    assert real.classifier is None
     assert real.prompts(3)[1] is None
     with pytest.raises(UserError, match="-n 7: too few samples to measure by; paint 8 or more"):
         real.directions_for(7)  # of pixels, too

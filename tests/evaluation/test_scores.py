@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from atoll.evaluation import scores
 from atoll.evaluation.scores import SCORES, Sets, manifold, number_written, scored, with_intervals
 from atoll.evaluation.scores import sets as parts
-from atoll.evaluation.scores.classifier import Classifier
 from atoll.evaluation.scores.estimate import Estimate, halves_of, share_of
 from atoll.evaluation.scores.frechet import FrechetReference
 from atoll.evaluation.scores.nearest import nearest_distances
@@ -43,7 +42,7 @@ def two() -> tuple[np.ndarray, np.ndarray]:
 
 def test_every_file_of_the_folder_is_on_the_list() -> None:
     folder = Path(scores.__file__).parent
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "sets", "classifier", "estimate"}
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "sets", "estimate"}
     assert set(SCORES) == files, "one file, one score of that name"
 
 
@@ -149,24 +148,11 @@ def test_no_score_makes_a_matrix_of_all_against_all(monkeypatch: pytest.MonkeyPa
     numbers = torch.Generator().manual_seed(0)
     ours, real, train = (torch.randn(400, 4, generator=numbers) for _ in range(3))
     asked = torch.arange(400) % 9
-    classifier = Classifier.fitted(real[:50], asked[:50], 9)
-    sets = Sets(ours, real, train, asked, classifier, apart=torch.rand(400))
+    sets = Sets(ours, real, train, asked, apart=torch.rand(400))
     for name, one in SCORES.items():
         with Largest() as largest:
             assert one(sets), name
         assert largest.most <= 8400, f"{name} made {largest.most} numbers at once; all against all are 160,000"
-
-
-def test_agreement_knows_separate_classes_and_wrong_answers() -> None:
-    labels = torch.arange(300) % 10
-    centres = 6.0 * torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
-    features = centres[labels] + torch.randn(300, 16, generator=torch.Generator().manual_seed(1))
-    classifier = Classifier.fitted(features, labels, 10)
-    right = SCORES["agreement"](Sets(features, features, asked=labels, classifier=classifier))
-    wrong = SCORES["agreement"](Sets(features, features, asked=(labels + 1) % 10, classifier=classifier))
-    assert right["agreement"] > 0.99
-    assert wrong["agreement"] < 0.01
-    assert right["agreement_5"] == 1.0
 
 
 def without_each(sets: Sets, name: str, number: str) -> list[float]:
@@ -210,7 +196,7 @@ def test_intervals_are_as_wide_as_fresh_images_spread() -> None:
     for _ in range(40):
         asked = torch.randint(0, 10, (200,), generator=numbers)
         features = 0.8 * centres[asked] + 0.7 * torch.randn(200, 5, generator=numbers)
-        found.append(scored(Sets(features, real, train, asked), without=["frechet", "agreement"]))
+        found.append(scored(Sets(features, real, train, asked), without=["frechet"]))
     for name in ("kernel", "precision", "recall", "diversity", "nearest_median"):
         half = np.mean([(one[name].high - one[name].low) / 2 for one in found])
         assert half == pytest.approx(1.96 * np.std([one[name] for one in found], ddof=1), rel=0.35), name

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.evaluation.closed_form import ExactDenoiser, ImperfectDenoiser
 from atoll.process import (
     EDM,
     Bridge,
@@ -18,12 +17,13 @@ from atoll.process import (
     Kind,
     LinearFlow,
     NetworkDenoiser,
-    PaperFusion,
     Schedule,
     x0_gain,
 )
 from atoll.process.schedule import _ddpm_log_snr
+from closed_form import ExactDenoiser, ImperfectDenoiser
 from gaussian_world import PRODUCT, SCHEDULES, WORLD, covered, name, relative_error, states
+from paper_fusion import PaperFusion
 
 TIMES = [0.001, 0.002, 0.005, 0.011, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.93, 0.98, 0.987, 0.992, 0.997, 0.999]
 ENDS = [0.0, 1e-6, 0.5, 1 - 1e-6, 1.0]

@@ -8,7 +8,6 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from atoll.evaluation.closed_form import ExactDenoiser
 from atoll.process import (
     Bridge,
     CosineVP,
@@ -33,6 +32,7 @@ from atoll.process import (
     shift_time,
     velocity_error,
 )
+from closed_form import ExactDenoiser
 from gaussian_world import PRODUCT, SCHEDULES, WORLD, name
 
 TIMES = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99], dtype=torch.float64)

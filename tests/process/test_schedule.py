@@ -10,7 +10,6 @@ import torch
 from diffusers import DDPMScheduler
 from torch import Tensor
 
-from atoll.evaluation.closed_form import ExactDenoiser
 from atoll.process import (
     EDM,
     Bridge,
@@ -25,6 +24,7 @@ from atoll.process import (
     per_sample,
     widen,
 )
+from closed_form import ExactDenoiser
 from gaussian_world import SCHEDULES, WORLD, name, relative_error, states
 
 # off the knots of a 1000-step table, where a piecewise path has one slope on each side

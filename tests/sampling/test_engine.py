@@ -13,9 +13,9 @@ from torch import Tensor
 
 from atoll.ensemble import Fixed, Mixture, TopK, parse_route
 from atoll.ensemble.mixture import Router
-from atoll.evaluation.closed_form import ExactDenoiser, ExactRouter
 from atoll.process import Condition, Kind, LinearFlow, Prediction
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate, initial_noise, stream, uniform
+from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import WORLD
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

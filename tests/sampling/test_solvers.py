@@ -13,11 +13,11 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.evaluation.closed_form import ExactDenoiser
 from atoll.process import Condition, CosineVP, Denoiser, Kind, LinearFlow, Prediction, Schedule
 from atoll.sampling import SOLVERS, Path, Sampling, log_snr, uniform
 from atoll.sampling.protocols import as_routed
 from atoll.sampling.solvers import StepNoise
+from closed_form import ExactDenoiser
 from gaussian_world import SCHEDULES, WORLD, name, states
 
 TRUTH = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)

@@ -226,23 +226,19 @@ def chance_of(wanted: np.ndarray | None) -> float | None:
 
 
 def against_monolith(arms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
-    """At each guidance the monolith was sampled at: its distance, the better of top-1 and top-2, and their ratio."""
+    """At each guidance of the monolith: its distance, that of the ensemble by the first route named, and their ratio.
+
+    The route is fixed before anything is measured: the better of several on the same samples would favor the ensemble.
+    """
     table = {}
     for monolith in (arm for arm in arms if arm["model"] == "monolith"):
-        rivals = [
-            arm
-            for arm in arms
-            if arm["model"] == "ensemble"
-            and arm["router"] is None
-            and arm["route"] in ("top-1", "top-2")
-            and arm["guidance"] == monolith["guidance"]
-        ]
-        if rivals:
-            best = min(rivals, key=lambda arm: arm["frechet"])
+        own = (arm for arm in arms if arm["model"] == "ensemble" and arm["router"] is None)
+        rival = next((arm for arm in own if arm["guidance"] == monolith["guidance"]), None)
+        if rival is not None:
             table[f"guidance {monolith['guidance']:g}"] = {
                 "monolith": monolith["frechet"],
-                "ensemble": best["frechet"],
-                "route": best["route"],
-                "ratio": best["frechet"] / monolith["frechet"],
+                "ensemble": rival["frechet"],
+                "route": rival["route"],
+                "ratio": rival["frechet"] / monolith["frechet"],
             }
     return table or None

@@ -24,7 +24,7 @@ from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import FeatureExtractor, load_extractor
 from ..models.lpips import LPIPS
 from ..partition.assignment import clusters_of
-from .metrics import Features, Recogniser, frechet_distance
+from .metrics import Classifier, Features, frechet_distance
 from .samples import StoredImages, spaced
 from .scores import Sets, scored, with_intervals
 from .scores.estimate import Estimate, within_spread
@@ -87,9 +87,9 @@ class RealData:
             names = class_names(data)
             self._prompts = [[] if label < 0 else [class_title(label, names)] for label in self.labels.tolist()]
         labelled = self.labels >= 0  # repeats with conflicting labels have none, and are left out
-        self.recogniser = None
+        self.classifier = None
         if 2 * labelled.sum() > len(labelled) and len(np.unique(self.labels[labelled])) > 1:
-            self.recogniser = Recogniser.fitted(self.features[labelled], self.labels[labelled])
+            self.classifier = Classifier.fitted(self.features[labelled], self.labels[labelled])
         self._clusters = None if partition is None else PromptClusters(self._prompts, clusters_of(index, partition))
 
     @property
@@ -120,7 +120,7 @@ class RealData:
             by_class.setdefault(min(labels, default=math.inf), []).append(prompt)
         distinct = some_of_each([by_class[label] for label in sorted(by_class)], count)
         chosen = [distinct[i % len(distinct)] for i in range(count)]
-        if self.recogniser is None or any(len(labels) > 1 for labels in label_of.values()):
+        if self.classifier is None or any(len(labels) > 1 for labels in label_of.values()):
             return chosen, None
         return chosen, np.array([min(label_of[prompt], default=-1) for prompt in chosen])
 
@@ -182,9 +182,9 @@ class RealData:
 
     def _recognised(self, features: Features, wanted: np.ndarray | None) -> Estimate | None:
         """The share of images that show what was asked for, of those where anybody knows what that is."""
-        if self.recogniser is None or wanted is None or not (asked := wanted >= 0).any():
+        if self.classifier is None or wanted is None or not (asked := wanted >= 0).any():
             return None
-        return self.recogniser.share_right(features[asked], wanted[asked])
+        return self.classifier.share_right(features[asked], wanted[asked])
 
     def _by_cluster(
         self, sets: Sets, features: Features, wanted: np.ndarray | None, prompts: Sequence[str]
@@ -225,13 +225,13 @@ class RealData:
         train = self._there(self.train)
         alone = nearest_distances(train[:ALONE], train, leave_one_out=True)
         one, other = self._unseen[::2], self._unseen[1::2]
-        groups = None if self.recogniser is None else self._there(self.labels[one])
+        groups = None if self.classifier is None else self._there(self.labels[one])
         halves = Sets(self._there(self.features[one]), self._there(self.features[other]), asked=groups)
         return {
             "frechet_half_against_half": frechet_distance(features[:half], features[half:]),
             "frechet_count_against_all": frechet_distance(features[:count], features),
             "nearest_leave_one_out_median": float(np.median(alone.cpu().numpy())),
-            "recogniser_accuracy": None if self.recogniser is None else self.recogniser.accuracy,
+            "recogniser_accuracy": None if self.classifier is None else self.classifier.accuracy,
             **with_intervals(scored(halves, without=APART)),
         }
 

@@ -1,4 +1,4 @@
-"""report.html: one file that shows who painted what, how well, and why it is exact."""
+"""report.html: one file that shows who painted what, and how well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..islands.expert import read_expert_card
 from ..partition.quality import described
 from ..router.card import read_router_card
-from .exactness import TIMES, fusion_errors
 from .figures import TIME_AXIS, data_uri, heat_map, lines
 from .samples import StoredImages, spaced
 from .scores import SCORES, number_title, number_written, other_numbers
@@ -51,7 +50,6 @@ def write_report(run: Store, evaluation: dict[str, Any], out: Store) -> None:
         by_cluster=page.by_cluster(),
         nearness=page.nearness(),
         verdict=page.verdict(),
-        exact=page.exact(),
         settings=page.settings(),
     )
     out.write("report.html", html.encode())
@@ -112,9 +110,9 @@ class Page:
         return [f"{k}: {kinds.get(k, 'missing')}" for k in range(self.version.clusters)]
 
     def hero(self, tile: int) -> Image.Image:
-        """The best ensemble arm of the evaluation."""
-        arms = [p for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
-        best = max(arms, key=lambda p: (p.arm["recognised"] or 0.0, -p.arm["frechet"]))
+        """The best of the ensemble with its own router; of what there is where that was not evaluated."""
+        own = [p for p in self.painted if p.arm["model"] == "ensemble" and not p.arm["router"]]
+        best = max(own or self.painted, key=lambda p: (p.arm["recognised"] or 0.0, -p.arm["frechet"]))
         return best.sheet(tile)
 
     def headline(self) -> str:
@@ -387,13 +385,6 @@ class Page:
             "<p>The monolith has an expert's architecture and number of steps, and K times its batch: as many images "
             f"in all as the experts together.</p><ul>{''.join(lines_)}</ul>"
         )
-
-    def exact(self) -> str:
-        cards = [read_expert_card(Artifact.open(place_of(self.run, member))) for member in self.experts]
-        errors = fusion_errors([(card.schedule, card.kind) for card in cards])
-        curves = {name: (TIMES.tolist(), values) for name, values in errors.items()}
-        chart = lines(curves, x=TIME_AXIS, y="relative error of the velocity", log=True, falling=True)
-        return f"<figure>{chart}</figure>"
 
     def settings(self) -> str:
         plan = self.evaluation["plan"]

@@ -1,6 +1,6 @@
 """The maths of the diffusion process: tensors in, tensors out. Imports torch only."""
 
-from .bridge import Bridge, PaperFusion
+from .bridge import Bridge
 from .condition import Condition, Opposed
 from .denoiser import (
     Denoiser,
@@ -54,7 +54,6 @@ __all__ = [
     "NetworkDenoiser",
     "Objective",
     "Opposed",
-    "PaperFusion",
     "Plain",
     "Prediction",
     "Schedule",

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .classifier import Classifier
 from .estimate import Estimate
 
 PART = 2048  # rows compared at once, if what they are compared with is small
@@ -26,7 +25,6 @@ class Sets:
     real      float32 [M, D]        real images that no training has seen
     train     float32 [T, D]        training images, to look for copies; None: not looked for
     asked     int64 [N]             what each image was asked to show: a class, or the number of its prompt
-    classifier                      of the real classes, where `asked` are classes
     apart     float32 [N]           LPIPS from an image to its partner of the same prompt; nan: it has none of its own
     """
 
@@ -34,7 +32,6 @@ class Sets:
     real: Tensor
     train: Tensor | None = None
     asked: Tensor | None = None
-    classifier: Classifier | None = None
     apart: Tensor | None = None
 
     def part(self, generated: Tensor, real: Tensor) -> Sets:

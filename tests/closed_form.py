@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process import (
+from atoll.process import (
     Condition,
     Denoiser,
     Kind,

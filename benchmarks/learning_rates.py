@@ -50,7 +50,7 @@ def trained(run: Path, order: Order, rate: float, out: Path) -> Path:
     place = run / "orders-rates" / f"{order.name}-{rate}.json"  # shards are found from a folder of the run
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(Order.model_validate(order.model_copy(update={"training": training}).model_dump()).to_bytes())
-    command = [sys.executable, "-m", "atoll", "train", place, "--out", out, "--device", "cpu", "--no-sheets"]
+    command = [sys.executable, "-m", "atoll", "train", place, "--out", out, "--device", "cpu", "--no-previews"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env=environment)
     return out

@@ -21,4 +21,4 @@ def test_pages_of_commands_are_those_of_help() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
     command = command_of(name)
-    assert all(option.help for option in command.params)
+    assert [option.name for option in command.params if not option.help or option.help.startswith("(")] == []

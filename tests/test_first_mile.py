@@ -217,7 +217,7 @@ def test_the_best_balance_there_is_unless_somebody_insists(tmp_path: Path, capsy
 def test_data_without_captions_and_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_photographs(tmp_path / "photos", ("one",), per_class=30, size=16)
     main(["prepare", str(tmp_path / "photos"), "--out", str(tmp_path / "data"), "--size", "16", *PIXELS])
-    assert "prompts: none, for there are neither captions nor labels" in capsys.readouterr().out
+    assert "prompts: none, no captions or labels found" in capsys.readouterr().out
 
 
 def test_another_clusters_data_is_called_that(

@@ -66,7 +66,7 @@ STORY = [
     'atoll sample runs/photos --prompt "a red tulip" --memory 12GB --weights int8',
     'atoll sample runs/demo --prompt "a handwritten three" -n 16 --out threes',
     # docs/planning.md, docs/data.md
-    "atoll plan runs/photos/data --settings",
+    "atoll plan runs/photos/data --print-config",
     ANEW,
     "atoll plan runs/photos/data --images 2M --set training.batch=256",
     ANEW,

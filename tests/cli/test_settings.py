@@ -6,21 +6,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import pytest
-from atoll.cli.bars import console
-from pydantic import BaseModel
+import typer
+from pydantic import BaseModel, Field
+from typer.testing import CliRunner
 
 from atoll.artifacts import UserError
 from atoll.cli import main
-from atoll.cli.settings import described, known_names, parse_count, parse_value, read_settings
+from atoll.cli.options import Settings, described, known_names, merge, parse_setting, parse_value, with_settings
+from atoll.cli.progress import console
 from atoll.models.dit import DiTConfig
 from atoll.models.router import RouterConfig
-from atoll.planning.recipes import DIGITS, RECIPES, recipe
+from atoll.planning.recipes import DIGITS, RECIPES, PlanConfig, recipe
 from atoll.process.objective import AnySchedule, Objective, TimeDensity, Weighting
 from atoll.router.recipes import router_network, router_training
 from atoll.router.train import RouterPlan
+from atoll.training.recipe import Training
 
 LATENT = (3, 32, 32)
 CONDITIONS: list[dict[str, object]] = [
@@ -67,53 +70,61 @@ def test_settings_that_no_recipe_has_are_explained_too() -> None:
     assert all(kind in meanings["kind"] for kind in ("x0", "epsilon", "velocity", "v", "score"))
 
 
-@pytest.mark.parametrize("verb", ["plan", "router"])
-def test_a_line_for_each_is_shown_and_nothing_is_done(
-    verb: str, planned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", ["plan", "router"])
+def test_print_config_prints_a_line_for_each_and_does_nothing(
+    command: str, planned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")  # for a console that is made now,
     monkeypatch.setattr(console, "_width", 160)  # and for the one that is there
     monkeypatch.setattr(console, "_height", 100)
     before = sorted(planned.rglob("*"))
-    main([verb, str(planned / "data" if verb == "plan" else planned), "--settings", "--set", "training.images=500k"])
+    main(
+        [
+            command,
+            str(planned / "data" if command == "plan" else planned),
+            "--print-config",
+            "--set",
+            "training.images=500k",
+        ]
+    )
     title, head, *lines = capsys.readouterr().out.splitlines()
     assert title.strip()
     assert head.split() == ["setting", "value", "meaning"]
     rows = {line.split()[0]: re.split(r"\s{2,}", line.strip()) for line in lines if line.strip()}
     assert rows["training.images"][1:] == ["500,000", "budget: images seen in all"]
-    names = known_names(recipe(DIGITS) if verb == "plan" else router_of(DIGITS))
+    names = known_names(recipe(DIGITS) if command == "plan" else router_of(DIGITS))
     assert set(rows) == set(names)
     assert all(len(row) == 3 for row in rows.values()), "name, value, meaning"
     assert sorted(planned.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("verb", "setting", "said"),
+    ("command", "setting", "words"),
     [
         ("plan", "network.widht=1", "did you mean network.width"),
         ("plan", "trunk.width=1", "did you mean network.width?"),
-        ("plan", "objectives.flow.density.men=1", "did you mean objectives.flow.density.mean"),
-        ("plan", "objectives.flow.density.std=-1", "objectives.flow.density: std of a logit-normal density must be"),
-        ("plan", "objectives.flow.density.name=gauss", "should be 'uniform' or 'logit-normal' or 'shifted' (got"),
-        ("plan", "objectives.flow.density.name=shifted", "objectives.flow.density.shift: field required"),
-        ("plan", "objectives.flw.kind=v", "did you mean objectives.flow"),
-        ("plan", "bananas=1", "there are mix, network.*, training.*, objectives.*, acceptance.*"),
+        ("plan", "objective.flow.density.men=1", "did you mean objective.flow.density.mean"),
+        ("plan", "objective.flow.density.std=-1", "objective.flow.density: std of a logit-normal density must be"),
+        ("plan", "objective.flow.density.name=gauss", "should be 'uniform' or 'logit-normal' or 'shifted' (got"),
+        ("plan", "objective.flow.density.name=shifted", "objective.flow.density.shift: field required"),
+        ("plan", "objective.flw.kind=v", "did you mean objective.flow"),
+        ("plan", "bananas=1", "there are objectives, network.*, training.*, objective.*, acceptance.*"),
         ("router", "network.trunk.widht=1", "did you mean network.trunk.width"),
         ("router", "width=1", "did you mean network.trunk.width?"),
         ("router", "training.lerning_rate=1", "did you mean training.learning_rate?"),
         ("router", "training.images=many", "training.images: input should be a valid integer"),
     ],
 )
-def test_a_wrong_setting_is_one_line_with_the_near_ones(verb: str, setting: str, said: str) -> None:
-    settings: BaseModel = recipe("laptop", LATENT) if verb == "plan" else router_of("laptop")
+def test_a_wrong_setting_is_one_line_with_the_near_ones(command: str, setting: str, words: str) -> None:
+    settings: BaseModel = recipe("laptop", LATENT) if command == "plan" else router_of("laptop")
     with pytest.raises(UserError) as refused:
-        read_settings(settings, overrides=[setting])
-    assert said in str(refused.value)
+        Settings(parse_setting(setting)).over(settings)
+    assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "words"),
     [
         ("network.clusters=2", "network.clusters: is as the partition has it"),
         ("network.trunk.latent=[1,4,4]", "network.trunk.latent: is as the data has it"),
@@ -121,41 +132,86 @@ def test_a_wrong_setting_is_one_line_with_the_near_ones(verb: str, setting: str,
     ],
 )
 def test_a_router_is_for_the_data_there_is(
-    setting: str, said: str, planned: Path, capsys: pytest.CaptureFixture[str]
+    setting: str, words: str, planned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        main(["router", str(planned), "--settings", "--set", setting])
+        main(["router", str(planned), "--print-config", "--set", setting])
     assert refused.value.code == 2
-    assert said in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
-def test_another_thing_of_a_kind_keeps_nothing_of_the_one_before() -> None:
+def set_over(base: PlanConfig, *texts: str) -> Any:
+    """The density of flow with these settings over a recipe."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        changes = merge(changes, parse_setting(f"objective.flow.density.{text}"))
+    return Settings(changes).over(base).objective["flow"].density
+
+
+def test_another_kind_of_table_keeps_nothing_of_the_one_before() -> None:
     """A mean and a deviation are a logit-normal's, and would be in the way of every other density."""
     base = recipe("laptop", LATENT)
-    told = read_settings(base, overrides=["objectives.flow.density.name=uniform"])
-    assert told.objectives["flow"].density == base.objectives["ddpm"].density
-    shift = ["objectives.flow.density.name=shifted", "objectives.flow.density.shift=3"]
-    assert getattr(read_settings(base, overrides=shift).objectives["flow"].density, "shift", None) == 3
-    wide = read_settings(base, overrides=["objectives.flow.density.std=2"]).objectives["flow"].density
-    assert (getattr(wide, "mean", None), getattr(wide, "std", None)) == (0.0, 2.0)
+    assert set_over(base, "name=uniform") == base.objective["ddpm"].density
+    assert set_over(base, "name=shifted", "shift=3").shift == 3
+    wide = set_over(base, "std=2")
+    assert (wide.mean, wide.std) == (0.0, 2.0)
+
+
+def test_file_then_options_then_set(tmp_path: Path) -> None:
+    """The later over the earlier; what nobody sets is the model's, and an option is one line: the field's name."""
+
+    class Stage(BaseModel):
+        size: int | None = Field(64, description="side of the images")
+        kind: Literal["a", "b"] = Field("a", description="which one")
+        training: Training = Training(images=10, batch=2, learning_rate=1.0, ema_images=1, seed=0)
+
+    found: list[Settings] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_settings(Stage, "size -s", "kind", "training.images")
+    def stage(place: str, *, settings: Settings) -> None:
+        found.append(settings)
+
+    (tmp_path / "a.toml").write_text("size = 1\nkind = 'b'\n[training]\nbatch = 5\nimages = 7\n")
+    runner = CliRunner()
+    options = ["here", "--config", str(tmp_path / "a.toml"), "-s", "2", "--images", "1.5k", "--set", "size=none"]
+    assert runner.invoke(app, options).exit_code == 0
+    told = found[0].over(Stage())
+    assert (told.size, told.kind, told.training.images, told.training.batch) == (None, "b", 1500, 5)
+    assert found[0].names == {"size", "kind", "training.images", "training.batch"}
+    help = runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    assert re.search(r"--size +-s +<number> +side of the images", help)
+    assert "side of the images (default: 64)" in help
+    with pytest.raises(UserError, match=r"--kind: input should be 'a' or 'b' \(got 'c'\); correct it"):
+        runner.invoke(app, ["here", "--kind", "c"], catch_exceptions=False)
+        found[1].over(Stage())
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("96000", 96_000), ("96_000", 96_000), ("96,000", 96_000), ("2M", 2_000_000), ("1.5k", 1500), ("0.32k", 320)],
+    ("text", "value"),
+    [
+        ("500k", 500_000),
+        ("1.5M", 1_500_000),
+        ("96,000", 96_000),
+        ("96_000", 96_000),
+        ("0.32k", 320),
+        ("3", 3),
+        ("0.1", 0.1),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("none", None),
+        ("silu", "silu"),
+        ("[1, 2]", [1, 2]),
+        ("2ddpm:6flow", "2ddpm:6flow"),
+        ("16b-ish", "16b-ish"),
+    ],
 )
-def test_counts(text: str, count: int) -> None:
-    assert parse_count("--images", text) == count
+def test_values_as_people_write_them(text: str, value: object) -> None:
+    assert parse_value(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "many", "0", "-3", "1.5", "1.0001k", "nan", "inf", "1e30", "M", "2MM"])
-def test_what_is_no_count(text: str) -> None:
-    with pytest.raises(UserError, match="give a whole number, such as"):
-        parse_count("--images", text)
-
-
-def test_values_as_people_write_them() -> None:
-    texts = ["500k", "1.5M", "3", "0.1", "true", "none", "silu", "[1, 2]", "2ddpm:6flow", "16b-ish"]
-    assert [parse_value(text) for text in texts] == [
-        *(500_000, 1_500_000, 3, 0.1, True, None, "silu", [1, 2], "2ddpm:6flow", "16b-ish"),
-    ]
+@pytest.mark.parametrize("text", ["many", "0", "-3", "1.5", "1.0001k", "nan", "2MM", "none"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(UserError, match=r"training\.images"):
+        Settings(parse_setting(f"training.images={text}")).over(recipe("laptop", LATENT))

@@ -13,7 +13,7 @@ import torch
 
 from atoll.artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, sha256_bytes
 from atoll.cli import main
-from atoll.cli.distill import told_student
+from atoll.cli.options import Settings
 from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentConfig
 from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share, usual_trajectories
@@ -80,7 +80,7 @@ def test_killed_and_gone_on_with_it_is_the_same_student(
 def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Path, tmp_path: Path) -> None:
     """Of another depth and objective than its teachers; painted with alone, measured beside them."""
     plan = tiny_plan(teachers)
-    told = told_student(student_plan(teachers.orders, objective="ddpm"), {}, ["network.depth=1"])
+    told = Settings({"network": {"depth": 1}}).over(student_plan(teachers.orders, objective="ddpm"))
     plan = told.model_copy(update={"training": plan.training})
     artifact = distill(teachers.run, tmp_path / "student", plan, resources=Resources("cpu"))
     assert artifact is not None
@@ -360,12 +360,12 @@ def test_without_the_data(tiny_demo: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--start", "nowhere"], "--start nowhere: use one of random, best, average"),
-        (["--prompts", "prompts.txt"], "--prompts: has a meaning with --from-samples only"),
+        (["--start", "nowhere"], "--start: input should be 'random', 'best' or 'average' (got 'nowhere')"),
+        (["--prompts", "prompts.txt"], "prompts.txt: no such file"),
         (["--from-samples"], "--from-samples: these experts read text; give --prompts"),
         (["--start", "average", "--set", "network.depth=1"], "--start average: 0 of the experts"),
         (["--objective", "x"], "--objective x: not known; use ddpm, flow, v"),
-        (["--truth", "2"], "--truth 2"),
+        (["--truth", "2"], "--truth: input should be less than or equal to 1 (got 2)"),
         (["--from-samples", "--truth", "0.5", "--prompts", __file__], "--truth 0.5: with --from-samples there is no"),
         (["--from-samples", "--set", "trust=data", "--prompts", __file__], "--set trust=data: with --from-samples"),
         (["--from-samples", "--set", "trust=kind", "--prompts", __file__], "--set trust=kind: with --from-samples"),

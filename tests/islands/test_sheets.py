@@ -111,7 +111,7 @@ def test_sheets_of_a_training_that_was_thrown_away_are_painted_anew(
 
 
 def test_a_contributor_may_switch_them_off(order: Path, watched: Artifact, tmp_path: Path) -> None:
-    atoll("train", order, "--out", tmp_path / "expert", "--device", "cpu", "--no-sheets")
+    atoll("train", order, "--out", tmp_path / "expert", "--device", "cpu", "--no-previews")
     assert Artifact.open(tmp_path / "expert").digest == watched.digest
     assert not (tmp_path / "expert" / "sheets").exists()
 

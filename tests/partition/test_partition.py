@@ -164,7 +164,7 @@ def test_samples_without_a_label_are_dealt_out_by_their_id(tmp_path: Path, capsy
     prepare(folder(tmp_path / "a", labelled(90)), run / "data", CONFIG)
     prepare(folder(tmp_path / "b", labelled(30, first=90)), run / "data-2", PrepareConfig(), onto=run / "data")
     main(["partition", str(run / "data"), "-k", "3", "--by", "label", "--seed", "5"])
-    assert "without a label: 13, dealt out by a hash of their id" in capsys.readouterr().out
+    assert "without a label: 13, assigned by a hash of their id" in capsys.readouterr().out
     main(f"partition {run}/data-2 --onto {run}/partition --out {run}/partition-2".split())
     assert "without a label: 18" in capsys.readouterr().out
     for name in ("", "-2"):
@@ -228,7 +228,7 @@ def test_settings_that_cannot_be_kept_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", ["--by label", "--set by=random", "--by random --balance 0"])
+@pytest.mark.parametrize("options", ["--by label", "--set by=random", "--by random --balance none"])
 def test_a_cut_that_keeps_no_bound_records_none(options: str, digits: Artifact, tmp_path: Path) -> None:
     main(["partition", str(digits.store), "-k", "3", "--out", str(tmp_path / "cut"), *options.split()])
     assert Artifact.open(tmp_path / "cut").config["balance"] is None

@@ -75,7 +75,7 @@ def test_settings_are_shown_with_their_meaning(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    main(["plan", str(run / "data"), "--settings", "--recipe", "tiny", "--images", "100k"])
+    main(["plan", str(run / "data"), "--print-config", "--recipe", "tiny", "--images", "100k"])
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split()[0]: line for line in lines[2:] if line.strip()}
     assert "100,000" in shown["training.images"]

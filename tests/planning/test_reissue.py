@@ -163,7 +163,7 @@ MISTAKES = {
     "no such cluster": ("{run} --reissue 9", "--reissue 9: no such cluster; the model has 0 to 3"),
     "a mix": ("{run} --reissue 1 --objectives 4flow", "--objectives: has no meaning with --reissue"),
     "a share": ("{run}/data-2 --grown-by 0.5", "--grown-by: has no meaning with the first orders"),
-    "no number": ("{run} --reissue 1 --images many", "--images many: give a whole number"),
+    "no number": ("{run} --reissue 1 --images many", "--images: input should be a valid integer"),
     "another network": (
         "{run} --reissue 1 --set architecture.depth=3",
         "--set architecture: cannot be changed in order 01, since it begins from an expert: add --from-scratch",

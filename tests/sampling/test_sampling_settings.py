@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 
 from atoll.artifacts import UserError
-from atoll.cli.evaluate import evaluate
-from atoll.cli.sample import sample
+from atoll.cli import command_of
 from atoll.evaluation.samples import SampleSettings
 from atoll.sampling import Sampling
 
@@ -90,19 +88,13 @@ def test_precision_follows_the_device_unless_it_is_named() -> None:
     assert Sampling(precision="bfloat16").precision_on("cpu") is torch.bfloat16
 
 
-def options_of(verb: Any) -> dict[str, Any]:
-    app = typer.Typer()
-    app.command()(verb)
-    return {parameter.name: parameter for parameter in typer.main.get_command(app).params}
-
-
-@pytest.mark.parametrize(("verb", "own"), [(sample, set()), (evaluate, {"route", "guidance"})])
-def test_every_field_is_an_option_of_its_own(verb: Any, own: set[str]) -> None:
+@pytest.mark.parametrize(("name", "own"), [("sample", set()), ("evaluate", {"route", "guidance"})])
+def test_every_field_is_an_option_of_its_own(name: str, own: set[str]) -> None:
     """So that a new field needs no second line."""
-    options = options_of(verb)
+    options = {parameter.name: parameter for parameter in command_of(name).params}
     assert "sampling" not in options
     for each in fields(Sampling):
         assert options[each.name].opts == [f"--{each.name.replace('_', '-')}"]
         if each.name not in own:
-            assert options[each.name].help == each.metadata["help"]
-            assert options[each.name].default == each.default
+            default = "" if each.default is None else f" (default: {each.default})"
+            assert options[each.name].help == each.metadata["help"] + default

@@ -11,9 +11,9 @@ from rich.table import Table
 from ..artifacts import Store, UserError
 from ..exchange.join import Joining, Offer
 from ..training.resources import parse_memory
+from .options import Device, Memory
 from .progress import console, print_line, progress
 from .tables import plain
-from .training_options import Device, Memory
 
 REVEALS = (
     "a contribution is the weights, their card and the losses on the way; with --provenance also this machine's "

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import check_plan
+from ..ensemble.status import artifacts_in
 from ..ensemble.versions import Version, clean_run, find_ensemble, place_of
-from ..islands.order import Order, read_order
+from ..islands.order import read_order
 from ..planning import reissue as again
 from ..planning.islands import read_islands
 from ..planning.launch import check_launch, write_launch
@@ -21,206 +21,150 @@ from ..planning.recipes import DIGITS, RECIPES, PlanConfig, name_for, recipe, re
 from ..planning.stage import plan as plan_stage
 from ..planning.stage import plan_monolith
 from ..training.machines import APPLE, GPUS
-from .progress import progress
-from .settings import names_in, parse_count, read_settings, settings_table, told_changes
+from .options import Settings, existing_file, with_settings
+from .progress import console, print_line, progress
+
+SIZES = "; ".join(f"{name} ({one.description})" for name, one in RECIPES.items())
+MACHINES = f"{', '.join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow"
+Islands = Annotated[
+    Path | None, typer.Option(help=f"TOML file of machines: {MACHINES}.", parser=existing_file, metavar="<file>")
+]
 
 
+@with_settings(PlanConfig, "objectives", "training.images", "training.seed")
 def plan(
-    data: Annotated[str, typer.Argument(help="The data artifact, such as runs/demo/data; with --reissue the run")],
-    partition: Annotated[str | None, typer.Option(help="The partition (default: the one made from the data)")] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Where the orders go (default: `orders` beside the data; later orders-2, ...)")
-    ] = None,
-    objectives: Annotated[
-        str | None, typer.Option(help="How many of each: 2ddpm:6flow; or one per cluster: v,flow,... (default: flow)")
-    ] = None,
-    islands: Annotated[
-        Path | None, typer.Option(help="TOML file of contributors' machines: sizes and budgets follow from it")
-    ] = None,
-    recipe_name: Annotated[
-        str | None,
-        typer.Option("--recipe", help="laptop, tiny, small, base, large or xl (default: what suits the data)"),
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="Images each order trains for: 96000, 500k, 2M")] = None,
-    init: Annotated[
-        str | None, typer.Option(help="An expert of the run to begin from: a converted or monolith's one")
-    ] = None,
-    monolith: Annotated[
-        bool, typer.Option("--monolith", help="Instead one order on all clusters, for K times an expert's images")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run; every order draws its own from it")] = None,
-    onto: Annotated[
-        str | None, typer.Option(help="The newest orders, after late data: write new ones for clusters that grew")
-    ] = None,
-    grown_by: Annotated[
-        float | None,
-        typer.Option(help="With --onto: only clusters that grew by this share or more, such as 0.2", min=0),
-    ] = None,
-    reissue: Annotated[
-        list[int] | None,
-        typer.Option(help="A new order for this cluster, to train its expert further; repeat it"),
-    ] = None,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="With --onto or --reissue: from random weights, not the expert's")
-    ] = False,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings")] = None,
-    launch: Annotated[
-        str | None, typer.Option(help="Also write a launch file per order: skypilot, slurm or shell")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="With --launch: where `atoll publish` puts the orders; islands join there")
-    ] = None,
-    package: Annotated[
-        str | None, typer.Option(help="With --launch skypilot: a clone or URL that pip installs atoll from")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting: --set training.batch=64; repeat it")
-    ] = None,
-    settings_only: Annotated[
-        bool, typer.Option("--settings", help="Show every setting, its value and its meaning; write nothing")
-    ] = False,
+    data: Annotated[str, typer.Argument(help="Data artifact, such as runs/demo/data; with --reissue the run.")],
+    *,
+    partition: Annotated[str | None, typer.Option(help="The partition (default: the one made from DATA).")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder to write (default: orders; later orders-2, ...).")] = None,
+    recipe_name: Annotated[str | None, typer.Option("--recipe", help=f"{SIZES} (default: by the data).")] = None,
+    settings: Settings,
+    islands: Islands = None,
+    init: Annotated[str | None, typer.Option(help="Expert of the run whose weights all orders begin from.")] = None,
+    monolith: Annotated[bool, typer.Option("--monolith", help="Instead one order on all clusters.")] = False,
+    onto: Annotated[str | None, typer.Option(help="Newest orders: write new ones for clusters that grew.")] = None,
+    grown_by: Annotated[float | None, typer.Option(help="With --onto: least growth, such as 0.2.", min=0)] = None,
+    reissue: Annotated[list[int], typer.Option(help="Cluster whose expert is to train further. Repeatable.")] = [],
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="New orders begin from random weights.")] = False,
+    launch: Annotated[str | None, typer.Option(help="Write launch files too: skypilot, slurm or shell.")] = None,
+    url: Annotated[str | None, typer.Option(help="With --launch: where the orders are published.")] = None,
+    package: Annotated[str | None, typer.Option(help="With --launch skypilot: what pip installs atoll from.")] = None,
 ) -> None:
-    """Write one work order per cluster; later, orders for clusters that grew or for experts that should learn more.
+    """Write one work order per cluster; later new orders for clusters that grew or whose experts train further.
 
+    With --islands, sizes and budgets follow from the machines that contributors have.
+
+    \b
     Examples:
-
       atoll plan runs/demo/data --objectives 2ddpm:6flow
-
       atoll plan runs/real/data --islands islands.toml
-
       atoll plan runs/demo/data --images 128k --set network.depth=4
-
       atoll plan runs/demo/data --monolith --images 24k
-
       atoll plan runs/demo/data --init runs/demo/start
-
-      atoll plan runs/photos/data --recipe laptop --settings
-
+      atoll plan runs/photos/data --recipe laptop --print-config
       atoll plan runs/demo/data-2 --onto runs/demo/orders --grown-by 0.2
-
       atoll plan runs/demo --reissue 3 --images 2M
-
       atoll plan runs/demo/data --launch slurm --url s3://bucket/demo
     """
     if launch is not None:
         check_launch(launch, url, package)
-    elif url is not None or package is not None:
-        raise UserError(f"--{'url' if url else 'package'}: has no meaning without --launch; leave it out")
-    flags = {"training.images": None if images is None else parse_count("--images", images), "training.seed": seed}
-    first_only: dict[str, object] = {"--objectives": objectives, "--islands": islands}
-    first_only |= {"--recipe": recipe_name, "--init": init}
-    first_only |= {"--config": config, "--seed": seed, "--monolith": monolith or None}
-    words = [*(f"{k}={v}" for k, v in flags.items() if v is not None), *(set_ or ())]
+    else:
+        refuse({"--url": url, "--package": package}, "no --launch")
+    first_only: dict[str, object] = {
+        "--objectives": settings.flags.get("objectives"),
+        "--seed": settings.flags.get("training.seed"),
+        "--islands": islands,
+        "--recipe": recipe_name,
+        "--init": init,
+        "--monolith": monolith or None,
+    }
+    where = None if out is None else Store.at(out)
+    changes = again.Changes(settings.over, settings.words, from_scratch)
 
-    def change(order: Order) -> Order:
-        return read_settings(order, flags=flags, overrides=set_ or ())
-
-    changes = again.Changes(change, words, from_scratch)
+    def report(orders: Artifact, version: Version, there: bool) -> None:
+        print_orders(orders, version, there)
+        if launch is not None:
+            print_line(f"launch files: {write_launch(orders, launch, url, package)}")
 
     if reissue:
         refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
-        run = clean_run(run_of(data))
+        store = Store.at(data)
+        is_data = (artifact := find(store)) is not None and artifact.manifest.kind == "data"
+        run = clean_run(store.parent if is_data else store)
         run.check_creates()
-        known = accepted_orders(run)
-        where = None if out is None else Store.at(out)
+        known = accepted(run)
         orders, version = again.reissue(run, reissue, where, changes)
-        tell(orders, version, orders.digest in known)
-        tell_launch(orders, launch, url, package)
+        report(orders, version, orders.digest in known)
         return
-
     origin = Artifact.open(data, "data")
     run = clean_run(origin.store.parent)
     cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
     check_plan(run, origin, cut)  # before anything is written
     if onto is not None:
         refuse(first_only, "--onto")
-        before = Artifact.open(onto, "orders")
-        where = None if out is None else Store.at(out)
-        known = accepted_orders(run)
+        known, before = accepted(run), Artifact.open(onto, "orders")
         with progress() as display:
             orders, version = again.reissue_grown(
                 run, origin, cut, before, where, changes, grown_by=grown_by or 0.0, progress=display
             )
-        tell(orders, version, orders.digest in known)
-        tell_launch(orders, launch, url, package)
+        report(orders, version, orders.digest in known)
         return
-
     refuse({"--grown-by": grown_by, "--from-scratch": from_scratch or None}, "the first orders")
-    told = {"objectives": objectives, **flags}
-    explicit = {name for table in told_changes(config, told, set_ or ()) for name, _ in names_in(table)}
 
-    def changed(base: PlanConfig) -> PlanConfig:
-        return rescale_hparams(read_settings(base, file=config, flags=told, overrides=set_ or ()), base, explicit)
+    def change(base: PlanConfig) -> PlanConfig:
+        return rescale_hparams(settings.over(base), base, settings.names)
 
-    named = recipe_name or name_for(origin.config, cut.config["clusters"])
-    usual = changed(recipe(named, origin.config["latent"]["shape"]))
-    if settings_only:
-        Console().print(settings_table(usual, f"recipe {named}: {about(named)}"))
-        return
+    shape = origin.config["latent"]["shape"]
+    name = recipe_name or name_for(origin.config, cut.config["clusters"])
+    config = change(recipe(name, shape))
+    title = f"recipe {name}: {RECIPES[name].description if name in RECIPES else 'what the demo trains'}"
+    settings.show(config, title)
     if monolith:
-        refuse({"--islands": islands, "--init": init, "--objectives": objectives, "--launch": launch}, "--monolith")
-        orders = plan_monolith(origin.store, cut.store, out or run.child("orders-monolith"), usual)
-        typer.echo(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
+        others = {name: first_only[name] for name in ("--islands", "--init", "--objectives")}
+        refuse(others | {"--launch": launch}, "--monolith")
+        orders = plan_monolith(origin.store, cut.store, where or run.child("orders-monolith"), config)
+        print_line(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
         return
-    place = run.child("orders") if out is None else Store.at(out)
+    place = where or run.child("orders")
     there = find(place) is not None
-    machines = read_islands(islands) if islands is not None else ()
-    fixed = recipe_name or named == DIGITS or any(name.startswith("network.") for name in explicit)
+    machines = () if islands is None else read_islands(islands)
+    fixed = recipe_name or name == DIGITS or any(setting.startswith("network.") for setting in settings.names)
     orders = plan_stage(
         origin.store,
         cut.store,
         place,
-        usual,
+        config,
         islands=machines,
-        recipes=None if fixed else lambda name: changed(recipe(name, origin.config["latent"]["shape"])),
-        explicit=explicit,
+        recipes=None if fixed else lambda name: change(recipe(name, shape)),
+        explicit=settings.names,
         init=None if init is None else Artifact.open(init, "expert"),
     )
     if not machines:
-        typer.echo(f"recipe {named}: {about(named)}")
-    tell(orders, again.accept_orders(run, origin, cut, orders), there)
+        print_line(title)
+    report(orders, again.accept_orders(run, origin, cut, orders), there)
     if init is not None:
         begun = sum(read_order(f"{orders.store}/{name}")[0].init is not None for name in orders.names())
-        typer.echo(f"{begun} of {len(orders.names())} orders begin from {init}, the others from random weights")
-    tell_launch(orders, launch, url, package)
-    for island, fits in savings(orders.config["islands"]).items():
-        typer.echo(f"{island}: fits with {fits}")
-    busy = {job["island"] for job in orders.config["islands"]}
-    if idle := [island.name for island in machines if island.name not in busy]:
-        typer.echo(f"no cluster left for: {', '.join(idle)}")
-
-
-assert plan.__doc__ is not None
-plan.__doc__ += f"""
-    Recipes, from small to large: {"; ".join(f"{name} ({one.description})" for name, one in RECIPES.items())}.
-    Without --recipe, the largest that a cluster has enough images for.
-
-    Machines that --islands knows by name: {", ".join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow.
-    """
-
-
-def about(name: str) -> str:
-    """A recipe in a few words."""
-    return RECIPES[name].description if name in RECIPES else "what the demo trains"
+        print_line(f"{begun} of {len(orders.names())} orders begin from {init}, the others from random weights")
+    savings: dict[str, dict[str, None]] = {}  # of a machine, each once
+    for job in orders.config["islands"]:
+        savings.setdefault(job["island"], {})[", ".join(job["savings"])] = None
+    for machine, ways in savings.items():
+        if used := [way for way in ways if way]:
+            print_line(f"{machine}: fits with {'; or '.join(used)}")
+    if idle := [machine.name for machine in machines if machine.name not in savings]:
+        print_line(f"no cluster left for: {', '.join(idle)}")
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Options that say nothing beside another one would be ignored in silence."""
+    """Refuse options that have no effect beside another one."""
     if given := [name for name, value in options.items() if value is not None]:
         raise UserError(f"{given[0]}: has no meaning with {beside}; leave it out")
 
 
-def accepted_orders(run: Store) -> set[str]:
-    """Digests of the orders that the model knows."""
+def accepted(run: Store) -> set[str]:
+    """Digests of the orders whose experts the model accepts."""
     version = find_ensemble(run)
     return set() if version is None else {reference.digest for reference in version.orders}
-
-
-def run_of(place: str) -> Store:
-    """The run, whether the user names it or its data."""
-    store = Store.at(place)
-    there = find(store)
-    return store if there is None or there.manifest.kind != "data" else store.parent
 
 
 def partition_of(data: Artifact) -> Artifact:
@@ -228,48 +172,29 @@ def partition_of(data: Artifact) -> Artifact:
     run = data.store.parent
     version = find_ensemble(run)
     usual = {run.child("partition").url, *(() if version is None else [place_of(run, version.partition).url])}
-    found = [there for name in run.children() if not name.startswith(".") and (there := find(run.child(name)))]
-    made = [a for a in found if a.manifest.kind == "partition" and a.manifest.parents.get("data") == data.digest]
+    found = [artifact for artifact in artifacts_in(run) if artifact.manifest.kind == "partition"]
+    made = [artifact for artifact in found if artifact.manifest.parents.get("data") == data.digest]
     chosen = [artifact for artifact in made if artifact.store.url in usual] or made
     if len(chosen) > 1:
         names = ", ".join(artifact.store.name for artifact in made)
-        raise UserError(f"{data.store}: several partitions were made from it ({names}); say which with --partition")
+        raise UserError(f"{data.store}: several partitions were made from it ({names}); name one with --partition")
     if not chosen:
         raise UserError(f"{data.store}: no partition in {run} was made from it; run `atoll partition {data.store}`")
     return chosen[0]
 
 
-def tell(orders: Artifact, version: Version, there: bool) -> None:
+def print_orders(orders: Artifact, version: Version, there: bool) -> None:
     state = "already there" if there else "planned"
-    typer.echo(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
-    typer.echo(f"version {version.version} of the model accepts experts trained for them")
-    Console().print(table(orders))
-
-
-def tell_launch(orders: Artifact, launch: str | None, url: str | None, package: str | None) -> None:
-    if launch is not None:
-        typer.echo(f"launch files: {write_launch(orders, launch, url, package)}")
-
-
-def savings(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Islands that are predicted to need more than a small micro-batch to fit, and what."""
-    how: dict[str, dict[str, None]] = {}
-    for job in jobs:
-        if words := ", ".join(job["savings"]):
-            how.setdefault(job["island"], {})[words] = None
-    return {island: "; or ".join(ways) for island, ways in how.items()}
+    print_line(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
+    print_line(f"version {version.version} of the model accepts experts trained for them")
+    console.print(table(orders))
 
 
 def table(orders: Artifact) -> Table:
     """One row per order; with islands, what each is predicted to need."""
     jobs = orders.config["islands"]
-    shown = Table(show_header=True, header_style="bold", box=None)
-    shown.add_column("order")
-    shown.add_column("objective")
-    if jobs:
-        shown.add_column("island")
-        shown.add_column("size")
-        # short enough for a terminal of 80 columns: a number that is cut off says nothing
+    shown = Table("order", "objective", *(["island", "size"] if jobs else []), header_style="bold", box=None)
+    if jobs:  # short headings: a number that is cut off is of no use in 80 columns
         for number in ("micro-\nbatch", "GiB", "images\nper s", "million\nimages", "hours", "cost"):
             shown.add_column(number, justify="right")
     for k, (name, objective) in enumerate(zip(orders.names(), orders.config["chosen"], strict=True)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from statistics import mean
 from typing import Annotated
 
@@ -17,54 +16,43 @@ from ..islands.order import Order
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory
+from .options import CheckpointSeconds, Device, Memory, Settings, with_settings
 from .progress import console, print_line, progress
-from .settings import kept_shares, parse_overrides, read_settings, settings_table
-from .training_options import CheckpointSeconds, Device, Memory, SettingsOnly
 
-HOW = "execution."  # settings of how it is computed, which a plan has none of
 FROM_DATA = ("latent", "condition", "classes", "vocabulary", "text_width", "text_length")  # of the trunk
 
 
+@with_settings(RouterPlan)
 def router(
-    run: Annotated[str, typer.Argument(help="The run; its newest data and partition are all that is read")],
-    out: Annotated[
-        str | None, typer.Option(help="Folder for the router; default: RUN/router, and RUN/router-2 after late data")
-    ] = None,
-    blind: Annotated[bool, typer.Option(help="Let it see the noisy latent and the time only, not the prompt")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of weights, noise and order")] = 0,
-    overrides: Annotated[
-        list[str], typer.Option("--set", help="training.images=200000; how to compute: execution.precision=float32")
-    ] = [],  # noqa: B006
+    run: Annotated[str, typer.Argument(help="The run; only its newest data and partition are read.")],
+    *,
+    out: Annotated[str | None, typer.Option(help="Folder to write (default: RUN/router; later router-2, ...).")] = None,
+    blind: Annotated[bool, typer.Option("--blind", help="Give it the noisy latent and the time, no prompt.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of weights, noise and sequence.")] = 0,
+    settings: Settings,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="After late data: do not go on from the older router's weights")
+        bool, typer.Option("--from-scratch", help="Start from random weights, not the older's.")
     ] = False,
     device: Device = None,
     memory: Memory = None,
     checkpoint_seconds: CheckpointSeconds = None,
-    settings_only: SettingsOnly = False,
 ) -> None:
-    """Train a router for the run's newest partition. It needs no expert, so it can be trained before they come back.
+    """Train the router of a run's newest partition. It needs no expert, so it can be trained before they come back.
 
-    A router that lies in the run becomes the model's own, in a new version;
-    a blind one does not. When the partition has grown with late data, the
-    model's router is trained on from its weights, for a quarter of the images.
+    A router in the run becomes part of the model, as a new version; a blind one does not.
+    When data was added, the older router is trained further, on a quarter of the images.
 
+    \b
     Examples:
-
       atoll router runs/flowers
-
-      atoll router runs/flowers --settings
-
+      atoll router runs/flowers --print-config
       atoll router runs/flowers --set training.images=500k --set network.trunk.width=256
-
       atoll router runs/flowers --blind --out runs/flowers/router-blind
     """
     place = clean_run(run)
     version = open_ensemble(place)
     data = open_reference(place, version.data, "data")
     partition = open_reference(place, version.partition, "partition")
-    how = [text.removeprefix(HOW) for text in overrides if text.startswith(HOW)]
-    what = [text for text in overrides if not text.startswith(HOW)]
     older = older_router(place, version)
     folder = Store.at(out) if out else default_place(place, version, older)
     if not folder.is_local:
@@ -80,22 +68,20 @@ def router(
     else:
         experts = ordered(place, version)
         start, plan = None, router_plan(data, partition, blind=blind, seed=seed, experts=experts)
-    plan = told_router(plan, what)
-    if settings_only:
-        console.print(settings_table(plan, f"the router of {place.name}"))
-        return
+    plan = changed(plan, settings.without("execution"))
+    settings.show(plan, f"the router of {place.name}")
     with progress(quiet=there is not None) as display:
         if older is not None and there is None:
-            print_line(f"trains on from the weights of {older.store.name}; --from-scratch does not")
+            print_line(f"continues training from {older.store.name}; --from-scratch does not")
         artifact = train_router(
             data,
             partition,
             folder.path,
             plan,
             start=start,
-            resources=Resources(device, None if memory is None else parse_memory(memory), parse_overrides(how)),
+            resources=Resources(device, None if memory is None else parse_memory(memory), settings.part("execution")),
             checkpoint_seconds=checkpoint_seconds,
-            watch=display.training(),
+            watch=display.training("training the router"),
         )
     line = f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{folder}[/bold]"
     console.print(line, soft_wrap=True)
@@ -106,15 +92,15 @@ def router(
         console.print(f"fuses the experts of [bold]{place}[/bold] since version {now.version}", soft_wrap=True)
 
 
-def told_router(plan: RouterPlan, overrides: Sequence[str]) -> RouterPlan:
-    """A plan with what the user says; warm-up and average keep their share of another budget."""
-    told = read_settings(plan, overrides=overrides)
-    if told.network.clusters != plan.network.clusters:
+def changed(plan: RouterPlan, settings: Settings) -> RouterPlan:
+    """A plan with what the user sets; warm-up and average keep their share of another budget."""
+    new = settings.over(plan)
+    if new.network.clusters != plan.network.clusters:
         raise UserError("--set network.clusters: is as the partition has it; leave it out")
     for name in FROM_DATA:
-        if getattr(told.network.trunk, name) != getattr(plan.network.trunk, name):
+        if getattr(new.network.trunk, name) != getattr(plan.network.trunk, name):
             raise UserError(f"--set network.trunk.{name}: is as the data has it; leave it out (--blind: no condition)")
-    return told.model_copy(update={"training": kept_shares(plan.training, told.training, overrides)})
+    return new.model_copy(update={"training": settings.keep_shares(plan.training, new.training)})
 
 
 def older_router(run: Store, version: Version) -> Artifact | None:

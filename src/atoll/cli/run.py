@@ -23,8 +23,8 @@ from ..pipeline.stages import STAGES, carry_out, was_compared
 from ..planning.recipes import RECIPES
 from ..training.execution import named_or_best
 from ..training.machines import Machine, this_machine
-from .plugin import Plugins
-from .prepare import lines_about
+from .options import Plugins
+from .prepare import summary
 from .progress import clock, console, print_line, progress
 from .router import accuracy_line
 from .tables import plain, print_evaluation
@@ -56,7 +56,7 @@ def run(
         str | None, typer.Option(help=f"{', '.join(RECIPES)} (default: what suits data, machine and hours)")
     ] = None,
     format_: Annotated[str | None, typer.Option("--format", help="Of the source; as in `atoll prepare`")] = None,
-    plugin: Plugins = None,
+    plugin: Plugins = [],
     compare: Annotated[bool, typer.Option(help="Train a monolith on all of the data, too, and compare")] = False,
     until: Annotated[str, typer.Option(help=f"Stop after a stage: {', '.join(STAGES)}")] = STAGES[-1],
     seed: Annotated[int | None, typer.Option(help="Seed of everything (default: 0)", min=0)] = None,
@@ -193,7 +193,7 @@ def carry_out_and_tell(
 
 
 def tell_data(data: Artifact) -> None:
-    for line in lines_about(data):
+    for line in summary(data):
         print_line(line)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,112 +12,91 @@ import typer
 from ..artifacts import UserError, find
 from ..islands import train as island
 from ..islands.launch import over_all, places_for, run_islands, several
+from ..training.execution import Execution
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
-from .progress import console, progress
-from .settings import parse_overrides
-from .training_options import CheckpointSeconds, Device, Memory
+from .options import CheckpointSeconds, Device, Memory, Quiet, Settings, Tensorboard, with_settings
+from .progress import console, print_line, progress
 
 
+@with_settings(Execution)
 def train(
-    orders: Annotated[list[str], typer.Argument(help="The order file, on disk or an fsspec URL; or several of them")],
-    out: Annotated[
-        str, typer.Option(help="Folder for the expert; work in progress lies in its state/. Of several orders: for all")
-    ],
-    data: Annotated[str | None, typer.Option(help="Folder with the shards, if not the order's own run")] = None,
-    init: Annotated[str | None, typer.Option(help="Begin from the weights of this expert (see atoll convert)")] = None,
+    orders: Annotated[list[str], typer.Argument(help="Order file or URL, or several of them.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for the expert; of several orders, for all of them.")],
+    data: Annotated[str | None, typer.Option(help="Folder with the shards (default: the order's own run).")] = None,
+    init: Annotated[str | None, typer.Option(help="Begin from the weights of this expert.")] = None,
     device: Device = None,
     memory: Memory = None,
-    overrides: Annotated[
-        list[str], typer.Option("--set", help="How to compute: micro_batch=16, precision=float32, compiling=none, ...")
-    ] = [],  # noqa: B006
+    settings: Settings,
     checkpoint_seconds: CheckpointSeconds = None,
-    sheets: Annotated[bool, typer.Option(help="Show in OUT/sheets what it paints at every tenth of the budget")] = True,
-    tensorboard: Annotated[str | None, typer.Option(help="Write losses and rate for TensorBoard here")] = None,
-    at_once: Annotated[
-        int | None, typer.Option(help="Of several orders, how many (default: one per GPU, or per core)", min=1)
+    previews: Annotated[
+        bool, typer.Option(help="Write sample grids to OUT/sheets at every tenth of the budget.")
+    ] = True,
+    tensorboard: Tensorboard = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Orders at a time (default: one per GPU or core).", min=1)
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Sign the expert with this SSH key, or its .pub and an agent")] = None,
-    quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
-    tethered: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes")] = False,
+    key: Annotated[str | None, typer.Option(help="SSH key, or its .pub with an agent, to sign the expert.")] = None,
+    quiet: Quiet = False,
+    tethered: Annotated[bool, typer.Option("--tethered", help="End when standard input closes.", hidden=True)] = False,
 ) -> None:
-    """Train the expert that one work order asks for. Run it again to go on after a stop of any kind.
+    """Train the expert of one work order. The same command resumes after a stop of any kind.
 
-    Several orders are trained side by side, as many as there are GPUs or cores,
-    each into a folder of OUT that has its name: OUT/03.
+    Several orders train side by side, each into a folder of OUT with its name.
+    On a GPU the memory settings are chosen and printed; --memory and --set change them.
+    provenance.json and log.jsonl in OUT name this machine; leave them out if you prefer.
 
-    On a GPU it chooses by itself how to make the best of the memory, and says
-    what it chose; --memory and --set change that without a new order. Under
-    torchrun several GPUs train one expert together. What it would paint so far
-    is in OUT/sheets/. See docs/training.md.
-
-    provenance.json and log.jsonl in OUT name this machine, its times and the
-    command; nothing needs them, so leave them out if you would rather not say.
-
+    \b
     Examples:
-
       atoll train orders/03.json --out my-expert
-
       atoll train 03.json --data ~/cluster-03 --out my-expert --memory 20GB
-
       atoll train 03.json --out it --key ~/.ssh/id_ed25519
-
       atoll train 03.json --init converted --out it --set precision=float32
-
       atoll train orders/*.json --out experts
-
       torchrun --standalone --nproc-per-node 4 -m atoll train 03.json --out it
     """
-    folder = Path(out)
-    if "://" in out or folder.is_file():
+    settings.show(settings.over(Execution()), "how to compute; none: chosen on the machine")
+    if "://" in str(out) or out.is_file():
         raise UserError(f"--out {out}: give a local folder; send the finished one where it belongs")
     if len(orders) > 1:
-        train_several(
-            orders,
-            folder,
-            {"--data": data, "--memory": memory},
-            {"--init": init, "--tensorboard": tensorboard},
-            [part for text in overrides for part in ("--set", text)] + ([] if sheets else ["--no-sheets"]),
-            device=device,
-            at_once=at_once,
-            checkpoint_seconds=checkpoint_seconds,
-            quiet=quiet,
-        )
+        for option, value in {"--init": init, "--tensorboard": tensorboard, "--key": key}.items():
+            if value is not None:
+                raise UserError(f"{option}: is of one order; train them one by one, or leave it out")
+        passed_on = {"--data": data and str(Path(data).resolve()), "--memory": memory}
+        words = [word for name, value in passed_on.items() if value is not None for word in (name, value)]
+        words += [word for setting in settings.words for word in ("--set", setting)]
+        words += [] if previews else ["--no-previews"]
+        train_several(orders, out, words, device, parallel, checkpoint_seconds or 60.0, quiet)
         return
-    if at_once is not None:
-        raise UserError("--at-once: has no meaning with one order; leave it out")
-    (order,) = orders
+    if parallel is not None:
+        raise UserError("--parallel: has no meaning with one order; leave it out")
     if tethered:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-    there = find(folder) is not None
-    limit = None if memory is None else parse_memory(memory)
-    leads = leads_its_team()  # of several processes that train together one talks
+        threading.Thread(target=end_with_parent, daemon=True).start()
+    there = find(out) is not None
+    leads = leads_its_team()  # of several processes that train together one prints
     with progress(quiet=quiet or there or not leads, tensorboard=tensorboard if leads else None) as display:
         artifact = island.train(
-            order,
-            folder,
+            orders[0],
+            out,
             data=data,
             init=init,
-            resources=Resources(device, limit, parse_overrides(overrides)),
+            resources=Resources(device, None if memory is None else parse_memory(memory), settings.changes),
             checkpoint_seconds=checkpoint_seconds,
-            sheets=sheets,
+            sheets=previews,
             watch=display.training(),
         )
     if key is not None and artifact is not None:
         from ..exchange.signed import sign_contribution  # an island that signs nothing loads nothing of the exchange
 
-        sign_contribution(folder, key)
-    if quiet or not leads or artifact is None:
-        return
-    if there:
-        console.print(f"already there: [bold]{out}[/bold]", soft_wrap=True)
-    else:
-        line = f"expert {artifact.digest[:12]} in [bold]{out}[/bold]: send this folder back"
-        console.print(line, soft_wrap=True)
+        sign_contribution(out, key)
+    if leads and artifact is not None and not quiet:
+        state = "already there:" if there else f"expert {artifact.digest[:12]} in"
+        console.print(f"{state} [bold]{out}[/bold]{'' if there else ': send this folder back'}", soft_wrap=True)
 
 
-def _end_with_parent() -> None:
-    """An island started by another process must not outlive it: the pipe closes when that process dies."""
+def end_with_parent() -> None:
+    """End with the process that started this one: the pipe closes when that process dies."""
     while os.read(0, 1024):  # not sys.stdin, whose lock would be held when the interpreter ends
         pass
     os._exit(1)
@@ -127,29 +105,21 @@ def _end_with_parent() -> None:
 def train_several(
     orders: list[str],
     out: Path,
-    passed_on: Mapping[str, str | None],
-    of_one_only: Mapping[str, str | None],
-    switches: list[str],
-    *,
+    words: list[str],
     device: str | None,
-    at_once: int | None,
-    checkpoint_seconds: float | None,
+    parallel: int | None,
+    seconds: float,
     quiet: bool,
 ) -> None:
     """Every order in a process of its own, with one bar over all of their images."""
-    for option, value in of_one_only.items():
-        if value is not None:
-            raise UserError(f"{option}: is of one order; train them one by one, or leave it out")
-    absolute = {"--data": passed_on["--data"] and str(Path(passed_on["--data"]).resolve())}
-    options = [(name, absolute.get(name) or value) for name, value in passed_on.items() if value is not None]
-    islands = several(orders, out, [*(part for option in options for part in option if part), *switches])
+    islands = several(orders, out, words)
     places = places_for(islands, device)
-    if at_once is not None:
-        places = [places[number % len(places)] for number in range(at_once)]
+    if parallel is not None:
+        places = [places[number % len(places)] for number in range(parallel)]
     there = sum(island.done for island in islands)
     with progress(quiet=quiet) as display:
-        watch = over_all(islands, lambda done, total: display(f"{len(islands)} orders", done, total))
-        run_islands(islands, places=places, checkpoint_seconds=checkpoint_seconds or 60.0, on_progress=watch)
+        watch = over_all(islands, lambda done, total: display(f"training {len(islands)} orders", done, total))
+        run_islands(islands, places=places, checkpoint_seconds=seconds, on_progress=watch)
     if not quiet:
-        said = f", {there} of them before" if there else ""
-        console.print(f"{len(islands)} experts in [bold]{out}[/bold]{said}: send these folders back", soft_wrap=True)
+        before = f", {there} of them before" if there else ""
+        print_line(f"{len(islands)} experts in {out}{before}: send these folders back")

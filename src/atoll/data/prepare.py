@@ -47,7 +47,7 @@ class PrepareConfig(BaseModel):
     source: SourceConfig = SourceConfig()
     size: int | None = Field(default=None, gt=0, description="side of the square images; None: the source's own")
     smallest: int | None = Field(default=None, gt=0, description="shortest side accepted; None: half of size")
-    autoencoder: str = "pixels"
+    autoencoder: str = Field(default="pixels", description="pixels, dct-4, taef2, or a diffusers folder or id")
     features: str | None = Field(default=None, description="pixels, efficientnet-lite0, dinov2; None: the best here")
     text_encoder: str = Field(default="words", description="words, clip:PLACE, t5:PLACE, minilm, or none")
     text: Literal["cache", "online"] = Field(default="cache", description="online: islands embed captions themselves")

@@ -13,15 +13,15 @@ class PartitionConfig(BaseModel):
     """How to cut. `by` label and random are baselines, and deal out whole classes or hashes: they keep no bound."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    clusters: int = Field(default=8, gt=0)
-    by: Literal["features", "label", "random"] = "features"
+    clusters: int = Field(default=8, gt=0, description="how many")
+    by: Literal["features", "label", "random"] = Field(default="features", description="label, random: baselines")
     balance: float | None = Field(
-        default=2.0, ge=1, allow_inf_nan=False, description="largest over smallest cluster; None: no bound"
+        default=2.0, ge=1, allow_inf_nan=False, description="largest over smallest cluster, at most; none: no bound"
     )
     cells: int = Field(default=1024, gt=0, description="fine centroids; fewer are used for a small set")
-    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="of k-means")
     threads: int = Field(default=1, gt=0, description="faiss threads; part of the result's last bits")
-    shard_rows: int = Field(default=4096, gt=0)
+    shard_rows: int = Field(default=4096, gt=0, description="samples per shard")
 
     @property
     def insists_on_balance(self) -> bool:

@@ -105,7 +105,7 @@ class SourceConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: str | None = Field(default=None, description="folder, webdataset, ...; None: what most of the files are")
     labels: Literal["given", "folder"] = Field(default="given", description="folder: the first folder is the class")
-    image_column: str | None = Field(default=None, description="of a table; None: the only one that can be it")
+    image_column: str | None = Field(default=None, description="of a table; none: the only one that can be it")
 
 
 class Source:

@@ -3,7 +3,7 @@
     PYTHONPATH=src python3 benchmarks/admission.py runs/photos --out benchmarks/results/admission-photographs.json
 
 For each rule the share of what it allows that is used up: 1 is the edge, more is refused. Every expert that serves is
-judged as if it came in just now: against its order, its neighbours, and with a canary of the model with and without it.
+checked as if it came in just now: against its order, its neighbors, and by samples with and without it.
 Trainings cut short (`--early`, shares of the budget, in the clusters `--trained`) stand for weak but honest ones.
 Hostile ones are made of the serving expert of each cluster in `--attacked`; and every cluster is offered the experts of
 its nearest `--neighbours`, disturbed by 1 %. Nothing is written into the run.
@@ -27,10 +27,8 @@ from torch import Tensor
 
 from atoll.artifacts import Store
 from atoll.ensemble.versions import Member, Version, open_ensemble, place_of
-from atoll.exchange.admit import Judge
-from atoll.exchange.canary import canary
-from atoll.exchange.measure import Holdout, cluster_of
-from atoll.exchange.quarantine import read_manifest
+from atoll.exchange.checks import CHECKS, Candidate
+from atoll.exchange.quarantine import CONTRIBUTION, read_manifest
 from atoll.islands.expert import Expert, load_expert
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
@@ -41,21 +39,13 @@ from provenance import commit
 Weights = dict[str, Tensor]
 FULL, NEIGHBOUR = "fully trained", "a neighbour's"
 RULES = {
-    "mean": "mean",
-    "t ": "worst band of t",
-    "outside": "outside its cluster",
-    "same as": "the same as a neighbour's",
-    "of cluster": "better elsewhere",
-    "canary": "canary",
+    "holdout error": "mean",
+    "error for t": "worst band of t",
+    "error outside": "outside its cluster",
+    "difference": "the same as a neighbour's",
+    "unlikeness": "better elsewhere",
+    "distance": "samples",
 }
-
-
-class Looking(Judge):
-    """A judge that writes every rule down and refuses nobody."""
-
-    def hold(self, rule: str, value: float, worst: float, said: str) -> None:
-        used = value / worst if worst > 0 else float("inf")
-        self.measured.setdefault("used", {})[rule] = round(min(used, 1e9) if used == used else 1e9, 4)
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ class Spoilt:
 
 @dataclass(frozen=True)
 class SpoiltExpert:
-    """As much of an expert as a judge and a canary look at."""
+    """As much of an expert as the checks of errors and samples use."""
 
     expert: Expert
     low: float
@@ -174,39 +164,43 @@ class Bench:
     def expert(self, cluster: int) -> Expert:
         return load_expert(place_of(self.run, self.member(cluster)), self.device)
 
-    def judge(self, cluster: int) -> Looking:
+    def candidate(self, cluster: int) -> Candidate:
         place = place_of(self.run, self.member(cluster))
-        judge = Looking(self.run, self.version, self.orders[cluster], read_manifest(place), "it", self.device, False)
-        judge.seed = self.seed
-        return judge
-
-    def holdout(self, cluster: int) -> Holdout:
-        return self.judge(cluster).holdout()
+        return Candidate(
+            self.run,
+            self.version,
+            self.orders[cluster],
+            read_manifest(place),
+            place,
+            device=self.device,
+            seed=self.seed,
+        )
 
     def judged(self, expert: Any, cluster: int, paint: bool) -> dict[str, Any]:
-        """Every rule's share, and what the canary saw, of an expert under a cluster's order."""
-        began, judge = time.perf_counter(), self.judge(cluster)
-        holdout = judge.holdout()
-        judge.check_errors(expert.denoiser(LinearFlow()), holdout)
-        if paint:
-            self.paint(judge, expert, holdout)
-        used = judge.measured["used"]
+        """The fraction used of every limit, by an expert under a cluster's order; nothing is refused."""
+        began, candidate = time.perf_counter(), self.candidate(cluster)
+        candidate.expert = expert
+        checks = ["holdout error", "bands of t", "outside", "neighbors", *(["samples"] if paint else [])]
+        used: dict[str, float] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            candidate.folder = Path(folder)
+            (candidate.folder / CONTRIBUTION).mkdir()
+            for check in CHECKS:
+                if check.name in checks:
+                    used |= {found.name: found.to_json()["used"] for found in check.run(candidate) or ()}
         worst = {
             label: max((v for rule, v in used.items() if rule.startswith(key)), default=None)
             for key, label in RULES.items()
         }
         return {
-            "gaussians": judge.measured["gaussians"],
+            "ratio to a Gaussian": {
+                branch: scores.mean / candidate.unit[branch].mean for branch, scores in candidate.scores.items()
+            },
             "worst": worst,
             "refused_by": [rule for rule, share in used.items() if share > 1],
             "used": used,
-            "canary": judge.measured.get("canary"),
             "seconds": round(time.perf_counter() - began, 1),
         }
-
-    def paint(self, judge: Judge, expert: Any, holdout: Holdout) -> None:
-        seen = canary(self.run, self.version, expert, cluster_of(judge.order), holdout, self.seed, self.device)
-        judge.check_canary(seen)
 
 
 def early(bench: Bench, share: float, cluster: int, work: Path) -> Expert:
@@ -230,7 +224,7 @@ def cases(bench: Bench, arguments: argparse.Namespace, work: Path) -> Iterator[t
     for cluster in clusters:
         yield "honest", FULL, cluster, bench.expert(cluster)
     for cluster in clusters:
-        for other in bench.holdout(cluster).neighbours(cluster, arguments.neighbours):
+        for other in bench.candidate(cluster).holdout.neighbors(cluster, arguments.neighbours):
             impostor = changed(bench.expert(other), disturbed(0.01))
             yield "hostile", f"{NEIGHBOUR}, disturbed by 1 %", cluster, impostor
     for share in arguments.early:

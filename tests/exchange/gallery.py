@@ -299,8 +299,8 @@ HOSTILE: dict[str, Attack] = {
     "no parents": Attack(manifest(lambda m: m.update(parents={})), "parents are not"),
     "more parents": Attack(manifest(parents(data="0" * 64)), "parents are not"),
     "parent with escapes": Attack(manifest(parents(order=ESCAPES)), "no digest"),
-    "forged start": Attack(manifest(parents(init="1" * 64)), "does not say which|" + ORDER),
-    "manifest config lies": Attack(manifest(lambda m: m["config"].update(cluster=2)), "says something else", False),
+    "forged start": Attack(manifest(parents(init="1" * 64)), "does not name it|" + ORDER),
+    "manifest config lies": Attack(manifest(lambda m: m["config"].update(cluster=2)), "another card than", False),
     "manifest license lies": Attack(manifest(lambda m: m.update(license="mine")), "another license", False),
     "kind of manifest": Attack(manifest(lambda m: m.update(kind=ESCAPES)), "expected expert"),
     "kind router": Attack(manifest(lambda m: m.update(kind="router")), "expected expert"),
@@ -344,9 +344,9 @@ HOSTILE: dict[str, Attack] = {
     "metrics beyond float": Attack(metrics('{"images": 64, "loss": 1e999}\n'), "finite number"),
     "metrics of text": Attack(metrics(json.dumps({"images": 64, "loss": ESCAPES}) + "\n"), "finite number"),
     "metrics with more": Attack(metrics('{"images": 64, "loss": 1, "x": 2}\n'), "no row of metrics"),
-    "metrics without end": Attack(metrics('{"images": 64, "loss": 1}\n' * 5000), "lines"),
+    "metrics without end": Attack(metrics('{"images": 64, "loss": 1}\n' * 5000), "5,000 lines"),
     "metrics are nested": Attack(metrics("[" * 50_000 + "\n"), "no row of metrics"),
-    "no metrics": Attack(metrics(""), "no metrics"),
+    "no metrics": Attack(metrics(""), "has 0 lines"),
     # weights: the header
     "a pickle": Attack(
         lambda f, _: torch.save({"w": torch.zeros(1)}, f / "model.safetensors"), "not a readable safetensors"
@@ -379,7 +379,7 @@ HOSTILE: dict[str, Attack] = {
     "NaN": Attack(weights(first("blocks", float("nan"))), "not finite"),
     "infinity": Attack(weights(first("blocks", float("inf"))), "not finite"),
     "infinite in bfloat16": Attack(weights(first("blocks", 3.4028e38)), "not finite"),
-    "all zero": Attack(weights(lambda t: {k: torch.zeros_like(v) for k, v in t.items()}), "holdout error|copy|canary"),
+    "all zero": Attack(weights(lambda t: {k: torch.zeros_like(v) for k, v in t.items()}), "holdout error"),
     "random numbers": Attack(weights(noisy(3.0)), "refused"),
     "weights a thousandfold": Attack(weights(scaled("", 1000.0)), "refused"),
     "the sign turned": Attack(weights(scaled("head.project", -1.0)), "refused"),

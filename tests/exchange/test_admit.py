@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from atoll.artifacts import Artifact, Store, UserError, finalize
 from atoll.ensemble.changes import register_orders
 from atoll.ensemble.versions import History, open_ensemble
-from atoll.exchange.admit import admit
-from atoll.exchange.measure import GaussianDenoiser
+from atoll.exchange.admission import admit
+from atoll.exchange.holdout import GaussianDenoiser
 from atoll.islands.expert import ExpertCard, load_expert
 from atoll.islands.train import train
 from atoll.process import LinearFlow, noisy, velocity_error

@@ -15,7 +15,7 @@ import pytest
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.artifacts.signing import allowed_line, fingerprint
-from atoll.exchange.fleet import fleet, names_by_key
+from atoll.exchange.lease_status import lease_status, names_by_key
 from atoll.exchange.leases import LeaseFile, Leases
 from atoll.exchange.published import open_card, publish
 from atoll.planning.launch import write_launch
@@ -98,13 +98,19 @@ def test_status_of_what_was_published_shows_work_in_the_lists_names(run: Path, t
     (public / "inbox" / "x" / "02-0123456789ab").mkdir(parents=True)
     (public / "inbox" / "x" / "02-0123456789ab" / "manifest.json").write_text("{}")
     (public / "inbox" / "x" / "02-half").mkdir()
-    states = {row.order: (row.state, row.share, row.hours_left, row.came) for row in fleet(Store.at(public), card)}
-    assert states == {"00": ("free", None, None, 0), "01": ("taken", 0.25, 2.0, 0), "02": ("free", None, None, 1)}
+    rows = {row.order: row for row in lease_status(Store.at(public), card)}
+    states = {order: (row.state, row.hours_left, row.received) for order, row in rows.items()}
+    assert states == {"00": ("free", None, 0), "01": ("taken", 2.0, 0), "02": ("free", None, 1)}
+    assert rows["01"].lease is not None
+    assert rows["01"].lease.progress == 0.25
     (tmp_path / "signers").write_bytes(allowed_line("alice", key))
     assert names_by_key((tmp_path / "signers").read_bytes()) == {fingerprint(key): "alice"}
     shown = atoll("status", public, "--signers", tmp_path / "signers").stdout
     assert "alice" in shown
     assert "25%" in shown
+    missing = atoll("status", public, "--signers", tmp_path / "missing", check=False)
+    assert missing.returncode == 2
+    assert f"--signers {tmp_path / 'missing'}: cannot be read" in missing.stderr
 
 
 def test_a_runs_status_tells_of_what_was_refused(run: Path) -> None:

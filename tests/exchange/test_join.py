@@ -20,8 +20,8 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, find, sha256_file
 from atoll.data.shards import pack_captions, write_shard
 from atoll.data.space import TextConfig
-from atoll.exchange.fleet import fleet
 from atoll.exchange.join import JOINED, Joining, check_reader
+from atoll.exchange.lease_status import lease_status
 from atoll.exchange.leases import Lease, LeaseFile, Leases
 from atoll.exchange.published import find_card, policy, publish
 from atoll.islands.order import read_order
@@ -98,7 +98,7 @@ def test_a_lease_is_renewed_lost_and_taken_over_by_the_stores_clock(
     assert garbage.epoch == 2, "what is no lease holds nobody up"
 
 
-def test_leases_beyond_a_keys_cap_are_heeded_by_nobody(published: Path, tmp_path: Path) -> None:
+def test_leases_over_a_keys_limit_are_ignored(published: Path, tmp_path: Path) -> None:
     """Mallory writes all three, past the client that would not; two hold, and the third is anybody's."""
     card = find_card(Store.at(published))
     assert card is not None
@@ -108,12 +108,12 @@ def test_leases_beyond_a_keys_cap_are_heeded_by_nobody(published: Path, tmp_path
         (published / "leases" / name / "000001.json").write_bytes(LeaseFile(holder=BOB).to_bytes())
     leases = Leases(Store.at(published), card.lease_seconds, card.leases_per_key)
     assert [leases.take(name, ALICE, names_) is not None for name in names_] == [False, False, True]
-    standing = leases.standing(names_, leases.now())
-    assert [lease.held(3600) for lease in standing.values()] == [True] * 3
-    assert [lease.is_of(ALICE) for lease in standing.values()] == [False, False, True]
+    current = leases.current(names_, leases.now())
+    assert [lease.held(3600) for lease in current.values()] == [True] * 3
+    assert [lease.is_of(ALICE) for lease in current.values()] == [False, False, True]
     (published / "leases" / names_[2] / "000003.json").write_bytes(LeaseFile(holder=BOB).to_bytes())
-    shown = {row.order: (row.state, row.holder) for row in fleet(Store.at(published), card)}
-    assert shown == {"00": ("taken", BOB), "01": ("taken", BOB), "02": ("beyond its key's cap", BOB)}
+    shown = {row.order: row.state for row in lease_status(Store.at(published), card)}
+    assert shown == {"00": "taken", "01": "taken", "02": "over its key's limit"}
     dry = atoll("join", published, "--out", tmp_path / "mine", "--unsigned", "--dry-run", "--device", "cpu").stdout
     assert "would take order 02" in dry
     assert dry.count("taken") == 2

@@ -16,8 +16,8 @@ from atoll.artifacts.signing import allowed_line, sign, signer, statement
 from atoll.ensemble.changes import set_route
 from atoll.ensemble.signatures import KEY, begin_signing
 from atoll.ensemble.versions import open_ensemble
-from atoll.exchange.admit import admit
-from atoll.exchange.inbox import Allowance, HadTheirShare, inbox_of
+from atoll.exchange.admission import admit
+from atoll.exchange.inbox import Quota, QuotaExceeded, inbox_of
 from atoll.exchange.quarantine import Refused
 from atoll.exchange.signed import SIGNATURE, sign_contribution
 from exchange.gallery import fresh, reseal
@@ -115,29 +115,29 @@ def test_a_key_gets_only_so_many_judged_and_what_nobody_known_signed_is_not_even
     sign_contribution(stranger, keys / "mallory")
     good = fresh(expert, inbox / "strangers-key" / "alices", 0.02)
     sign_contribution(good, keys / "alice")
-    allowance = Allowance(Store.at(run), most=2)
+    quota = Quota(Store.at(run), 2)
     said = []
     for place in inbox_of(Store.at(run), None):
         try:
-            said.append(admit(Store.at(run), place, unsigned_ok=False, allowance=allowance).member.digest)
+            said.append(admit(Store.at(run), place, unsigned_ok=False, quota=quota).member.digest)
         except UserError as error:
             said.append(str(error).removeprefix(f"{inbox}/").split(", ")[0])
     quarantine = {folder.name: folder for folder in (run / "quarantine").iterdir()}
     assert "corrupt" in said[0], "on the account of the folder it lies in, not of her who signed"
     hers = [text.partition(": ")[2] for text in said[1:6]]
-    assert hers == ["line 1 of its metrics.jsonl is no row of metrics"] * 2 + ["left where it is"] * 3
+    assert hers == ["line 1 of its metrics.jsonl is no row of metrics"] * 2 + ["left in the inbox"] * 3
     assert said[6] == "strangers-key/0: stays in quarantine"
-    assert "left where it is" in said[7], "she had her share"
+    assert "left in the inbox" in said[7], "she had her share"
     copied = [folder for folder in quarantine.values() if (folder / "contribution" / "model.safetensors").exists()]
     assert len(copied) == 2 + 1, "two of hers and what was spoilt; of the stranger's only the word"
-    accounts = Allowance(Store.at(run)).judged
+    accounts = Quota(Store.at(run)).checked
     assert accounts == {"inbox/alices-key": 2, "Alice-of-the-list": 2, "inbox/a-key-of-mallorys": 1}
     for folder in quarantine.values():
         shutil.rmtree(folder)
-    assert admit(Store.at(run), good, unsigned_ok=False, allowance=Allowance(Store.at(run), most=1)).member.contributor
-    small = Allowance(Store.at(run), most_bytes=1000)
-    with pytest.raises(HadTheirShare, match="more than 1,000 judged at once"):
-        admit(Store.at(run), fresh(expert, tmp_path / "key" / "large", 0.03), allowance=small, unsigned_ok=True)
+    assert admit(Store.at(run), good, unsigned_ok=False, quota=Quota(Store.at(run), 1)).member.contributor
+    small = Quota(Store.at(run), contributed_bytes=1000)
+    with pytest.raises(QuotaExceeded, match="more than 1,000 of"):
+        admit(Store.at(run), fresh(expert, tmp_path / "key" / "large", 0.03), quota=small, unsigned_ok=True)
 
 
 def replayed(folder: Path, keys: Path, tmp_path: Path) -> None:

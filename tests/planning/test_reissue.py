@@ -14,8 +14,8 @@ from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
 from atoll.ensemble.checks import Checks
 from atoll.ensemble.versions import History, Version, open_ensemble
-from atoll.exchange.admit import admit
-from atoll.exchange.measure import measure
+from atoll.exchange.admission import admit
+from atoll.exchange.holdout import Holdout, validation_loss
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
 from atoll.islands.order import read_order
@@ -56,7 +56,8 @@ def test_experts_are_measured_anew_on_the_newest_holdout(late: Path) -> None:
     orders = Checks(run).orders_of(moved)
     for old, new in zip(before.experts, moved.experts, strict=True):
         assert old.val_loss != new.val_loss
-        assert new.val_loss == measure(load_expert(run.child(new.path)), orders[new.order], data, partition)
+        holdout = Holdout.of(data, partition)
+        assert new.val_loss == validation_loss(load_expert(run.child(new.path)), orders[new.order], holdout)
 
 
 def test_only_clusters_that_grew_enough_get_orders_and_none_may(

@@ -1,4 +1,4 @@
-"""atoll admit: let contributions into the ensemble."""
+"""atoll admit: check contributions and add them to the model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import typer
 
 from ..artifacts import UserError
 from ..ensemble.versions import clean_run
-from ..exchange.admit import Admission
-from ..exchange.admit import admit as admit_one
-from ..exchange.inbox import MOST_EACH, Allowance, HadTheirShare, inbox_of
+from ..exchange.admission import Admission
+from ..exchange.admission import admit as admit_one
+from ..exchange.inbox import Quota, QuotaExceeded, inbox_of
+from ..exchange.thresholds import AdmissionThresholds
 from ..islands.launch import check_finished
 from .progress import console, progress
 from .tables import plain
@@ -21,39 +22,37 @@ def admit(
     contributions: Annotated[
         list[str] | None, typer.Argument(help="Expert folders as they came back, on disk or fsspec URLs")
     ] = None,
-    inbox: Annotated[bool, typer.Option("--inbox", help="All that came into the inbox of the run")] = False,
-    inbox_at: Annotated[str | None, typer.Option(help="All that came into this inbox, a folder or URL")] = None,
+    inbox: Annotated[bool, typer.Option("--inbox", help="All contributions in the inbox of the run")] = False,
+    inbox_at: Annotated[str | None, typer.Option(help="All contributions in this inbox, a folder or URL")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Let it serve even if whoever does now is no worse")
+        bool, typer.Option("--replace", help="Make it active even if the active expert is no worse")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Judge anew what was refused before")] = False,
+    recheck: Annotated[bool, typer.Option("--recheck", help="Check again what was refused before")] = False,
     signers: Annotated[
         str | None, typer.Option(help="Who may sign (man ssh-keygen, ALLOWED SIGNERS); default: RUN/allowed_signers")
     ] = None,
     unsigned_ok: Annotated[
-        bool, typer.Option("--unsigned-ok", help="Also take what nobody known has signed, if it passes")
+        bool, typer.Option("--unsigned-ok", help="Also admit experts without a signature of a listed key")
     ] = False,
-    most_each: Annotated[
-        int, typer.Option(help="Of an inbox: contributions of one key to judge, those refused before included", min=1)
-    ] = MOST_EACH,
+    max_per_contributor: Annotated[
+        int, typer.Option(help="Of an inbox: contributions of one key to check, refused ones included", min=1)
+    ] = AdmissionThresholds.contributions,
     device: Annotated[
         str | None, typer.Option(help="Where to measure: cpu, cuda; default: cuda if there is one")
     ] = None,
 ) -> None:
-    """Judge each expert as a stranger's, in the run's quarantine, and add those that pass to the model.
+    """Check each contributed expert, and add those that pass to the model.
 
-    In this order: the order it was trained for, a bounded copy (regular files only, no links), the card held to the
-    order field by field, the header of the weights, their values, the error on data no island has seen (with and
-    without the condition, in every band of t, against neighbouring clusters), and what the model paints with it.
-    Nothing of it is believed. docs/trust.md says what this finds, and what it cannot.
+    A copy in quarantine is checked: its signature and files, its card against its order, its weights, its error on
+    held-out data, and images sampled with it. docs/trust.md has the table of checks and says what they cannot find.
 
-    An expert of any order that the run ever gave out is welcome. Whoever serves its cluster stays unless the newcomer
-    is better by a margin (of a newer order: not worse by it), or --replace. What is refused stays in RUN/quarantine
-    with the reasons; one refusal does not stop the others, and the exit code is then 2.
+    An expert of any order of the run may be admitted. The active expert of its cluster stays active unless the
+    newcomer is better by a margin (of a newer order: not worse by it), or --replace. A refused one leaves its reasons
+    in RUN/quarantine; the others are still checked, and the exit code is 2.
 
-    Where the run has an allowed_signers file, and always with --inbox, an expert must be signed with a key of it.
-    Whoever it names is credited; no name in a contribution is ever shown. Of an inbox each key gets --most-each
-    contributions judged, and the rest is left there; what was refused before counts until you remove it.
+    Where the run has an allowed_signers file, and always with --inbox, a listed key must have signed the expert, and
+    its contributor is credited by the name in that list. Of an inbox, --max-per-contributor contributions of each key
+    are checked; refused ones count until you remove them from RUN/quarantine.
 
     Examples:
 
@@ -65,15 +64,15 @@ def admit(
     """
     run = clean_run(out)
     places = list(contributions or ())
-    allowance = None
+    quota = None
     if inbox or inbox_at is not None:
-        allowance = Allowance(run, most_each)
+        quota = Quota(run, max_per_contributor)
         places += [str(place) for place in inbox_of(run, inbox_at)]
         if not places:
-            console.print("nothing has come in")
+            console.print("the inbox is empty")
             return
     if not places:
-        raise UserError("admit: name expert folders, or use --inbox for all that came in")
+        raise UserError("admit: name expert folders, or use --inbox for all in the inbox")
     known = True if unsigned_ok else (False if inbox or inbox_at is not None else None)
     refused, left = [], []
     with progress() as display:
@@ -81,19 +80,19 @@ def admit(
             display("checking and measuring", number, len(places))
             try:
                 check_finished(place)
-                tell(
+                print_admission(
                     admit_one(
                         run,
                         place,
                         replace=replace,
-                        again=again,
+                        recheck=recheck,
                         device=device,
                         signers=signers,
                         unsigned_ok=known,
-                        allowance=allowance,
+                        quota=quota,
                     )
                 )
-            except HadTheirShare as waiting:
+            except QuotaExceeded as waiting:
                 left.append(str(waiting))
             except UserError as error:
                 if len(places) == 1:
@@ -105,23 +104,23 @@ def admit(
         if len(left) > 1:
             console.print(f"so are {len(left) - 1} more", soft_wrap=True)
     if refused:
-        judged = len(places) - len(left)
-        others = "" if len(refused) == judged else "; the others are in"
-        raise UserError(f"{len(refused)} of {judged} were not admitted, for the reasons above{others}")
+        checked = len(places) - len(left)
+        others = "" if len(refused) == checked else "; the others are in"
+        raise UserError(f"{len(refused)} of {checked} were not admitted, for the reasons above{others}")
 
 
-def tell(result: Admission) -> None:
+def print_admission(result: Admission) -> None:
     member, score = result.member, result.member.val_loss
     measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
     state = "already admitted" if result.already else "admitted"
     if result.incumbent is not None and not result.already:
         state += (
-            f", but {result.incumbent} goes on serving (the newcomer is not better by a margin; --replace seats it)"
+            f", but {result.incumbent} stays active (the newcomer is not better by a margin; --replace activates it)"
         )
     line = (
         f"{state}: cluster {member.cluster}, {plain(member.objective)}{measured} -> [bold]{plain(member.path)}[/bold]"
     )
     by = "" if member.contributor is None else f", by {plain(member.contributor)}"
     if result.copied_by is not None:
-        by += f"; {plain(result.copied_by)} sent the same, and is credited, too"
+        by += f"; {plain(result.copied_by)} sent the same and is credited, too"
     console.print(f"{line}{by}", soft_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,8 +12,9 @@ from rich.table import Table
 
 from ..artifacts import Store, UserError
 from ..ensemble.status import goes_on, shell, stages
-from ..exchange.fleet import Work, fleet, names_by_key
+from ..exchange.lease_status import OrderStatus, lease_status, names_by_key
 from ..exchange.published import PublishedCard, find_card
+from ..exchange.signed import read_signers
 from .progress import console
 from .tables import plain
 
@@ -45,7 +45,7 @@ def status(
     """
     place = Store.at(run)
     if (card := find_card(place)) is not None:
-        show_fleet(place, card, signers, watch)
+        show_orders(place, card, signers, watch)
         return
     if not place.exists():
         raise UserError(f"{run}: no such run; check the path, or make one with `atoll demo --out {run}`")
@@ -74,27 +74,28 @@ def status(
         target.parent.write(target.name, json.dumps([asdict(row) for row in rows], indent=2).encode() + b"\n")
 
 
-def show_fleet(place: Store, card: PublishedCard, signers: str | None, watch: bool) -> None:
+def show_orders(place: Store, card: PublishedCard, signers: str | None, watch: bool) -> None:
     """Published orders, once or until Ctrl-C."""
-    names = {} if signers is None else names_by_key(Path(signers).read_bytes())
+    listed = None if signers is None else read_signers(place, signers)
+    names = {} if listed is None else names_by_key(listed)
     while True:
-        console.print(fleet_table(place, fleet(place, card), names))
+        console.print(order_table(place, lease_status(place, card), names))
         if not watch:
             return
         time.sleep(WATCH_SECONDS)
         console.clear()
 
 
-def fleet_table(place: Store, work: list[Work], names: dict[str, str]) -> Table:
+def order_table(place: Store, rows: list[OrderStatus], names: dict[str, str]) -> Table:
     table = Table(title=plain(str(place)), title_justify="left", header_style="bold")
     for column in ("order", "state", "holder"):
         table.add_column(column, overflow="fold")
-    for column in ("done", "hours left", "came in"):
+    for column in ("done", "hours left", "received"):
         table.add_column(column, justify="right")
-    for row in work:
-        holder = "" if row.holder is None else names.get(row.holder, row.holder)
-        share = "" if row.share is None else f"{row.share:.0%}"
+    for row in rows:
+        holder = "" if row.lease is None else names.get(row.lease.holder, row.lease.holder)
+        done = "" if row.lease is None else f"{row.lease.progress:.0%}"
         hours = "" if row.hours_left is None else f"{row.hours_left:.1f}"
-        came = "not readable" if row.came is None else str(row.came)
-        table.add_row(plain(row.order), row.state, plain(holder), share, hours, came)
+        received = "not readable" if row.received is None else str(row.received)
+        table.add_row(plain(row.order), row.state, plain(holder), done, hours, received)
     return table

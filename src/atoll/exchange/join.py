@@ -31,11 +31,12 @@ from ..training.loop import Progress, Watch
 from ..training.machines import this_gpu
 from ..training.memory import fits
 from ..training.resources import Resources
+from .card_checks import largest_files
 from .inbox import INBOX
 from .leases import HOLDER, Lease, LeaseFile, Leases
 from .published import ORGANISERS, PublishedCard, PublishedOrder, check_order, open_card
-from .quarantine import caps
 from .signed import SIGNATURE, sign_contribution
+from .thresholds import AdmissionThresholds
 
 JOINED = "joined.json"
 RENEWALS = 4  # of a lease in its time
@@ -137,7 +138,7 @@ class Joining:
         store's writes into it.
         """
         now = time.time() if dry else None
-        leases = {} if self.card.read_only else self.leases.standing(self.names(), now or self.leases.now())
+        leases = {} if self.card.read_only else self.leases.current(self.names(), now or self.leases.now())
         found = []
         for listed in self.card.orders:
             order, lease = self.order_of(listed), leases.get(listed.lease)
@@ -235,7 +236,7 @@ class Joining:
         """Get what the order trains on, no more than was announced; and nothing that it only names."""
         start = None if order.init is None else Artifact.open(self.place.child(*order.init.path.split("/")), KIND)
         if start is not None and sum(f.bytes for f in start.manifest.files.values()) > sum(
-            caps(order.architecture).values()
+            largest_files(order.architecture, AdmissionThresholds()).values()
         ):
             raise UserError(f"{start.store}: is larger than its network; ask whoever published it")
         if not self.place.is_local:

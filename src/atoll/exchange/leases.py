@@ -1,15 +1,13 @@
-"""Leases without a server: who works on which order just now.
+"""Leases: which contributor works on which order, without a server.
 
-leases/03-1f2e3d4c5b6a/000002.json is the second epoch of order 03's lease. An epoch is created, and never overwritten
-by another: who finds the newest one expired creates the next, and of several who try one succeeds. Its holder renews
-it by writing it again. Age is the time between two answers of the store, of the lease and of a file just written, so
-nobody's own clock counts.
+leases/03-1f2e3d4c5b6a/000002.json is the second epoch of order 03's lease. An epoch is created and never overwritten
+by another contributor: who finds the newest one expired creates the next, and of several who try one succeeds. Its
+holder renews it by writing it again. Its age is the difference of two of the store's own times, of the lease and of a
+file that was just written, so no other clock counts.
 
-A lease keeps people from doing the same work by chance. It is no lock: an expert that comes in without one, or after
-it was lost, is judged like any other.
-
-One key may hold so many at a time. Nobody can be kept from writing more, but the others take no notice of them: of a
-key's leases the first ones by name hold, and those beyond may be taken over.
+A lease saves double work. It is no lock: an expert that was made without one, or after it was lost, is admitted like
+any other. One key may hold so many at a time. More can be written, but the others ignore them: of a key's leases the
+first ones by name are valid, and those over the limit may be taken over.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from ..artifacts import Store, UserError
 
 FOLDER = "leases"
 CLOCK = "clock"
-FILE_NAME = re.compile(r"^(\d{6})\.json$")
+FILE_NAME = re.compile(r"^([0-9]{6})\.json$")
 HOLDER = r"^[0-9a-f]{16}$"
 MOST_BYTES = 4096
 
 
 class LeaseFile(BaseModel):
-    """One epoch: who holds it, and how far the work is."""
+    """One epoch: its holder, and the progress of the work."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     holder: str = Field(pattern=HOLDER)
@@ -41,22 +39,27 @@ class LeaseFile(BaseModel):
     seconds_left: float | None = Field(None, ge=0)
     done: bool = False
 
+    @property
+    def progress(self) -> float:
+        """The fraction of the images that is done."""
+        return min(1.0, self.images / self.total) if self.total else 0.0
+
     def to_bytes(self) -> bytes:
         return self.model_dump_json().encode() + b"\n"
 
 
 @dataclass(frozen=True)
 class Lease:
-    """An order's newest epoch as the store has it. `age` is in seconds, by the store's clock."""
+    """An order's newest epoch. `age` is in seconds, by the store's clock."""
 
     order: str
     epoch: int
-    file: LeaseFile | None  # None: somebody wrote something else there
+    file: LeaseFile | None  # None: the file is no lease
     age: float
-    beyond: bool = False  # its holder has as many as one may without it
+    over_limit: bool = False  # its holder has as many as one may without it
 
     def held(self, seconds: float) -> bool:
-        return self.file is not None and not self.file.done and self.age < seconds and not self.beyond
+        return self.file is not None and not self.file.done and self.age < seconds and not self.over_limit
 
     def is_of(self, holder: str) -> bool:
         return self.file is not None and self.file.holder == holder
@@ -64,24 +67,20 @@ class Lease:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of one published place, each good for `seconds` after it was last written."""
+    """The leases of one published place, each valid for `seconds` after it was last written."""
 
     store: Store
     seconds: float
     most: int  # that one key may hold at a time
 
-    def newest(self, order: str, now: float | None = None) -> Lease | None:
-        """The newest epoch of an order's lease; None where nobody ever had one."""
-        place = self.store.child(FOLDER, order)
-        numbers = [int(m[1]) for name in place.children() if (m := FILE_NAME.match(name)) is not None]
-        if not numbers:
+    def newest(self, order: str, now: float) -> Lease | None:
+        """The newest epoch of an order's lease; None where there is none."""
+        epoch, name = self.newest_epoch(order), f"{FOLDER}/{order}"
+        if epoch == 0:
             return None
-        epoch = max(numbers)
-        name = f"{epoch:06d}.json"
-        now = self.now() if now is None else now
         try:
-            content = place.read(name, MOST_BYTES)
-            written = place.modified(name)
+            content = self.store.read(f"{name}/{epoch:06d}.json", MOST_BYTES)
+            written = self.store.modified(f"{name}/{epoch:06d}.json")
         except FileNotFoundError:
             return None
         try:
@@ -90,55 +89,53 @@ class Leases:
             file = None
         return Lease(order, epoch, file, max(0.0, now - (0.0 if written is None else written.timestamp())))
 
-    def standing(self, orders: Sequence[str], now: float) -> dict[str, Lease]:
-        """The newest lease of each order that ever had one; those `beyond` what their key may hold are marked."""
+    def newest_epoch(self, order: str) -> int:
+        """Its number, 0 where there is none."""
+        names = self.store.child(FOLDER, order).children()
+        return max((int(found[1]) for name in names if (found := FILE_NAME.match(name)) is not None), default=0)
+
+    def current(self, orders: Sequence[str], now: float) -> dict[str, Lease]:
+        """The newest lease of each order that has one; those over their key's limit are marked."""
         found = {order: lease for order in orders if (lease := self.newest(order, now)) is not None}
         holding: Counter[str] = Counter()
-        for order in sorted(found):
-            lease = found[order]
-            if lease.file is None or not lease.held(self.seconds):
-                continue
-            holding[lease.file.holder] += 1
-            if holding[lease.file.holder] > self.most:
-                found[order] = replace(lease, beyond=True)
+        for order, lease in sorted(found.items()):
+            if lease.file is not None and lease.held(self.seconds):
+                holding[lease.file.holder] += 1
+                if holding[lease.file.holder] > self.most:
+                    found[order] = replace(lease, over_limit=True)
         return found
 
     def take(self, order: str, holder: str, others: Sequence[str] = ()) -> Lease | None:
-        """Take an order's lease, or find one's own; None if somebody has it. `others` are all orders there are."""
-        now = self.now()
-        leases = self.standing(sorted({order, *others}), now)
+        """Take an order's lease, or find one's own; None if another key has it. `others` are all orders there are."""
+        leases = self.current(sorted({order, *others}), self.now())
         lease = leases.get(order)
         if lease is not None and lease.held(self.seconds):
             return lease if lease.is_of(holder) else None
         if lease is not None and lease.file is not None and lease.file.done and lease.is_of(holder):
-            return None  # done already, by us
+            return None  # done already, by this key
         held = [o for o, other in leases.items() if o != order and other.held(self.seconds) and other.is_of(holder)]
         if len(held) >= self.most:
             raise UserError(
                 f"this key holds {len(held)} leases already ({held[0]}, ...), and {self.most} are allowed "
                 "at a time; finish one, or wait until it expires"
             )
-        epoch = 1 if lease is None else lease.epoch + 1
-        file = LeaseFile(holder=holder)
-        # whoever published has asked the store whether it keeps its word; contributors could not remove the question
-        if not self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes(), asked=False):
-            return None
-        return Lease(order, epoch, file, 0.0)
+        epoch, file = 1 if lease is None else lease.epoch + 1, LeaseFile(holder=holder)
+        # the organizer has checked that the store creates only what is absent; contributors may not write the test file
+        created = self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes(), asked=False)
+        return Lease(order, epoch, file, 0.0) if created else None
 
     def renew(self, lease: Lease, file: LeaseFile) -> bool:
-        """Write one's own epoch again; False if it was lost to another meanwhile."""
-        place = self.store.child(FOLDER, lease.order)
-        numbers = [int(m[1]) for name in place.children() if (m := FILE_NAME.match(name)) is not None]
-        if max(numbers, default=0) > lease.epoch:
+        """Write one's own epoch again; False if another key has created the next."""
+        if self.newest_epoch(lease.order) > lease.epoch:
             return False
-        place.write(f"{lease.epoch:06d}.json", file.to_bytes())
+        self.store.child(FOLDER, lease.order).write(f"{lease.epoch:06d}.json", file.to_bytes())
         return True
 
     def now(self) -> float:
-        """The store's clock: when it says that a file was written just now, in seconds since 1970."""
+        """The store's clock in seconds since 1970: the time of a file that is written for it."""
         place, name = self.store.child(FOLDER, CLOCK), f"{uuid.uuid4().hex[:2]}.json"
         place.write(name, b"{}\n")
         written = place.modified(name)
         if written is None:
-            raise UserError(f"{self.store}: does not say when its files were written, so no lease can expire on it")
+            raise UserError(f"{self.store}: has no times of its files, so no lease can expire on it")
         return written.timestamp()

@@ -1,13 +1,13 @@
-"""Where contributions are judged: a copy of our own, made by a reader that nothing can fool, fill or hold up.
+"""The copy of a contribution that is checked. What its sender changes later has no effect.
 
 RUN/quarantine/03-1f2e3d4c5b6a/
   contribution/   the files the manifest lists, as they were when they were read
-  reasons.json    why it was refused; an accepted one leaves the quarantine. Of one that nobody known has signed, or of
-                  a sender who had their share, this is all: it was not copied
-  sheet.png       what it painted, if it came that far
+  reasons.json    why it was refused; an accepted one leaves the quarantine. Of one whose signature was not accepted
+                  this is all: nothing of it is copied
+  sheet.png       its samples, if the checks came that far
 
-Only regular files are read, never through a link, and never more bytes than its order allows. What the folder holds
-besides is not looked at.
+Only regular files are read, never through a link, and never more bytes than the order allows. Other files in the
+folder are ignored. For a run on an object store the copy is made on this machine, and reasons and sheet are uploaded.
 """
 
 from __future__ import annotations
@@ -21,46 +21,26 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..artifacts import MANIFEST, Artifact, Manifest, Store, UserError, file_lock, sanitize, write_atomic
-from ..models.dit import DiT, DiTConfig
-from ..models.shapes import as_shapes
+from ..artifacts import MANIFEST, Manifest, Store, UserError, file_lock, sanitize, write_atomic
 
 FOLDER = "quarantine"
 CONTRIBUTION = "contribution"
 REASONS = "reasons.json"
 SHEET = "sheet.png"
-KIB, MIB = 2**10, 2**20
-MOST_MANIFEST = MIB
-MOST_HEADER = 2 * MIB  # of safetensors: names, shapes and places
-TEXTS = {"expert.json": 16 * MIB, "metrics.jsonl": 4 * MIB}  # all an expert consists of, but for its weights
-CHUNK = MIB
-# what opening something that is no file may say
-NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.EINVAL})
+MOST_MANIFEST = MOST_REASONS = CHUNK = 2**20
+# what opening something that is not a regular file may raise
+NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.EINVAL})
 
 
 class Refused(UserError):
-    """A contribution that does not come in; the message says why, in words that are safe to print."""
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """One contribution while it is judged: `folder` is ours, `artifact` the copy in it."""
-
-    folder: Path
-    artifact: Artifact
-
-    @property
-    def files(self) -> Path:
-        return self.folder / CONTRIBUTION
+    """A contribution that is not admitted; the message is the reason."""
 
 
 def read_manifest(source: Store) -> Manifest:
-    """The manifest of a contribution, of a file that is one and not too large."""
-    where = f"{source}/{MANIFEST}"
+    """The manifest of a contribution, if it is a regular file of a reasonable size."""
     try:
         with opened(source, MANIFEST) as stream:
             data = stream.read(MOST_MANIFEST + 1)
@@ -69,45 +49,24 @@ def read_manifest(source: Store) -> Manifest:
             f"{source}: holds no finished expert artifact (no {MANIFEST}); check the path, or wait until it is sent"
         ) from error
     if len(data) > MOST_MANIFEST:
-        raise Refused(f"{where}: larger than {MOST_MANIFEST:,} bytes, so no manifest of an expert")
+        raise Refused(f"its {MANIFEST} is larger than {MOST_MANIFEST:,} bytes")
     try:
-        manifest = Manifest.parse(data, where)
+        manifest = Manifest.parse(data, f"{source}/{MANIFEST}")
         manifest.digest()
     except (UnicodeError, ValueError, RecursionError) as error:
-        raise Refused(f"{where}: cannot be written as canonical JSON ({sanitize(str(error), 80)})") from error
+        raise Refused(f"its {MANIFEST} cannot be written as canonical JSON ({sanitize(str(error), 80)})") from error
     return manifest
 
 
-def caps(architecture: DiTConfig) -> dict[str, int]:
-    """The most bytes of each file of an expert of this architecture."""
-    with as_shapes():
-        weights = sum(4 * value.numel() for value in DiT(architecture).state_dict().values())
-    return {**TEXTS, "model.safetensors": weights + MOST_HEADER}
-
-
 @contextmanager
-def quarantined(
-    run: Store, name: str, source: Store, manifest: Manifest, most: Mapping[str, int]
-) -> Iterator[Quarantined]:
-    """A copy of a contribution, ours alone meanwhile: in the run, or for a run on an object store on this machine."""
+def quarantined(run: Store, name: str) -> Iterator[Path]:
+    """An empty folder for one copy, locked; what an earlier admission left in it is removed."""
     folder = local_folder(run, name)
     with file_lock(folder):
-        clear(folder)
-        files = folder / CONTRIBUTION
-        files.mkdir()
-        for listed, entry in manifest.files.items():
-            if entry.bytes > most[listed]:
-                raise Refused(
-                    f"{source}: {listed} is said to have {entry.bytes:,} bytes, its order allows {most[listed]:,}"
-                )
-            digest = copy_bounded(source, listed, files / listed, entry.bytes)
-            if digest != entry.sha256:
-                raise Refused(
-                    f"{source}: {listed} is corrupt, its sha256 is {digest[:12]} but the manifest says "
-                    f"{entry.sha256[:12]}"
-                )
-        write_atomic(files / MANIFEST, manifest.to_bytes())
-        yield Quarantined(folder, Artifact(Store.at(files), manifest))
+        shutil.rmtree(folder / CONTRIBUTION, ignore_errors=True)
+        for file in (REASONS, SHEET):
+            (folder / file).unlink(missing_ok=True)
+        yield folder
 
 
 def local_folder(run: Store, name: str) -> Path:
@@ -117,8 +76,20 @@ def local_folder(run: Store, name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"atoll-{FOLDER}-{label}" / name
 
 
+def copy_contribution(source: Store, manifest: Manifest, target: Path, most: Mapping[str, int]) -> None:
+    """Copy the listed files; Refused if one is larger than allowed, or is not what the manifest says."""
+    target.mkdir()
+    for name, entry in manifest.files.items():
+        if entry.bytes > most[name]:
+            raise Refused(f"{name} is listed with {entry.bytes:,} bytes, its order allows {most[name]:,}")
+        digest = copy_bounded(source, name, target / name, entry.bytes)
+        if digest != entry.sha256:
+            raise Refused(f"{name} is corrupt, its sha256 is {digest[:12]} but the manifest says {entry.sha256[:12]}")
+    write_atomic(target / MANIFEST, manifest.to_bytes())
+
+
 def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
-    """Copy a file of exactly this size; its sha256, of the bytes that were written."""
+    """Copy a file of exactly this size; the sha256 of the bytes that were written."""
     digest, seen = hashlib.sha256(), 0
     try:
         with opened(source, name) as stream, target.open("xb") as copy:
@@ -127,68 +98,56 @@ def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
                 copy.write(part)
                 seen += len(part)
     except FileNotFoundError as error:
-        raise Refused(f"{source}: {name} is missing, though the manifest lists it") from error
+        raise Refused(f"{name} is missing, though the manifest lists it") from error
     if seen != size:
         more = "more" if seen > size else "fewer"
-        raise Refused(f"{source}: {name} is corrupt, it has {more} bytes than the {size:,} the manifest says")
+        raise Refused(f"{name} is corrupt, it has {more} bytes than the {size:,} the manifest says")
     return digest.hexdigest()
 
 
 @contextmanager
 def opened(source: Store, name: str) -> Iterator[BinaryIO]:
-    """A regular file of a contribution, to be read: no link, no pipe, no device, no folder."""
+    """A regular file of a contribution, to be read: no link, pipe, device or folder."""
     if not source.is_local:
         with source.opened(name) as stream:
             yield stream
         return
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(source.path / name, flags)
     except NotADirectoryError as error:
         raise UserError(f"{source}: is no folder; give the folder of an expert") from error
     except OSError as error:
-        if error.errno in NO_FILE:
-            raise Refused(f"{source}: {name} is a link or no regular file") from error
+        if error.errno in NOT_A_FILE:
+            raise Refused(f"{name} is a link or no regular file") from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Refused(f"{source}: {name} is no regular file")
+        raise Refused(f"{name} is no regular file")
     with os.fdopen(handle, "rb") as stream:
         yield stream
 
 
-def clear(folder: Path) -> None:
-    """Remove what an earlier judgement left, but not the lock that is held."""
-    shutil.rmtree(folder / CONTRIBUTION, ignore_errors=True)
-    for name in (REASONS, SHEET):
-        (folder / name).unlink(missing_ok=True)
-
-
 def leave(run: Store, name: str) -> None:
-    """Take an accepted contribution out of the quarantine."""
+    """Remove an admitted contribution from the quarantine."""
     shutil.rmtree(local_folder(run, name), ignore_errors=True)
-    if not run.is_local:
-        for file in (REASONS, SHEET):
-            with suppress(FileNotFoundError):
-                run.child(FOLDER, name).remove(file)
+    for file in (REASONS, SHEET):
+        with suppress(FileNotFoundError):
+            run.child(FOLDER, name).remove(file)
 
 
 def write_reasons(run: Store, name: str, reasons: Mapping[str, Any]) -> None:
-    """Leave word why a contribution was refused, where it lies; on an object store the word and the picture go up."""
-    data = json.dumps(reasons, indent=2, sort_keys=True).encode() + b"\n"
-    folder = local_folder(run, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / REASONS, data)
-    if not run.is_local:
-        run.child(FOLDER, name).write(REASONS, data)
-        if (folder / SHEET).is_file():
-            run.child(FOLDER, name).write(SHEET, (folder / SHEET).read_bytes())
+    """Leave the reasons of a refusal in the run; of a run on an object store the sheet is uploaded, too."""
+    place, sheet = run.child(FOLDER, name), local_folder(run, name) / SHEET
+    place.write(REASONS, json.dumps(reasons, indent=2, sort_keys=True).encode() + b"\n")
+    if not run.is_local and sheet.is_file():
+        place.write(SHEET, sheet.read_bytes())
 
 
-def read_reasons(run: Store, name: str) -> dict[str, Any] | None:
-    """Why a contribution was refused before; None if it was not, or nobody can read it any more."""
+def read_reasons(run: Store, name: str) -> dict[str, Any]:
+    """Why a contribution was refused before; empty if it was not, or the file is unreadable."""
     try:
-        found = json.loads(run.child(FOLDER, name).read(REASONS, MIB))
+        found = json.loads(run.child(FOLDER, name).read(REASONS, MOST_REASONS))
     except (FileNotFoundError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}

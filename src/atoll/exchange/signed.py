@@ -1,4 +1,4 @@
-"""Who a contribution is from: a signature beside its manifest, of the manifest's digest together with the order's.
+"""Who made a contribution: a signature next to its manifest, of the manifest's digest together with the order's.
 
 The organizer keeps RUN/allowed_signers. Names come from there; a contribution has no name of its own.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from ..artifacts import Artifact, Manifest, Store, UserError
 from ..artifacts.signing import MOST_SIGNATURE, sign, signer, statement
 from ..islands.expert import KIND
-from .quarantine import Refused, opened
+from .quarantine import opened
 
 SIGNATURE = "manifest.json.sig"
 SIGNERS = "allowed_signers"  # of the run, and only there: it is never published
@@ -22,7 +22,7 @@ def contribution_statement(manifest: Manifest) -> bytes:
 
 
 def sign_contribution(folder: Path, key: str | Path) -> None:
-    """Leave a signature beside a finished expert's manifest."""
+    """Leave a signature next to a finished expert's manifest."""
     manifest = Artifact.open(folder, KIND).manifest
     if "order" not in manifest.parents:
         raise UserError(f"{folder}: was trained for no order, so there is nothing to sign for")
@@ -38,7 +38,7 @@ def read_signature(source: Store) -> bytes | None:
 
 
 def read_signers(run: Store, given: str | Path | None) -> bytes | None:
-    """The organizer's list: the one given, or the run's; None where there is none."""
+    """The list that was given, or else the run's; None where there is none."""
     if given is not None:
         try:
             return Path(given).expanduser().read_bytes()
@@ -51,16 +51,5 @@ def read_signers(run: Store, given: str | Path | None) -> bytes | None:
 
 
 def signer_of(manifest: Manifest, signature: bytes, signers: bytes) -> str | None:
-    """The name in the organizer's list of whoever signed a contribution; None if that is nobody of it."""
+    """The name in the organizer's list of who signed a contribution; None if it is not listed."""
     return signer(contribution_statement(manifest), signature, signers)
-
-
-def contributor(
-    manifest: Manifest, signature: bytes | None, signers: bytes | None, unsigned_ok: bool, where: str
-) -> str | None:
-    """The name of whoever signed a contribution; Refused if that is nobody known and somebody is asked for."""
-    name = None if signature is None or signers is None else signer_of(manifest, signature, signers)
-    if name is not None or unsigned_ok:
-        return name
-    why = "it is not signed" if signature is None else f"its signature is of nobody in {SIGNERS}, or of something else"
-    raise Refused(f"{where}: stays in quarantine, {why}; --unsigned-ok takes it all the same")

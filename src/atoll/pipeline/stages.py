@@ -17,7 +17,7 @@ from ..ensemble.status import ISLANDS
 from ..ensemble.versions import find_ensemble, open_ensemble
 from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from ..evaluation.report import write_report
-from ..exchange.admit import admit
+from ..exchange.admission import admit
 from ..executor import Executor, default_workers
 from ..islands.launch import Island, hand_out, over_all, places_for, run_islands
 from ..partition.stage import partition
@@ -148,7 +148,7 @@ def train_islands(islands: list[Island], device: str, show: Progress) -> None:
 
 
 def admit_all(run: Store, islands: list[Island], show: Progress) -> None:
-    """Every expert, judged as a stranger's. The model does without one that is refused; its reasons are in quarantine/.
+    """Check every expert as an untrusted contribution. The model does without a refused one; see quarantine/.
 
     A short training on a small cluster may well fail: that must not cost the run of all others.
     """

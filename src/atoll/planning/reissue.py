@@ -25,7 +25,7 @@ from ..ensemble.versions import (
     place_of,
     reference_to,
 )
-from ..exchange.measure import measure
+from ..exchange.holdout import Holdout, validation_loss
 from ..islands.expert import load_expert
 from ..islands.order import Order
 from ..training.seeds import seed_from
@@ -85,7 +85,9 @@ def measure_member(
         expert = load_expert(place_of(run, member))
     except UserError:
         return None
-    return None if order is None or expert.digest != member.digest else measure(expert, order, data, partition)
+    if order is None or expert.digest != member.digest:
+        return None
+    return validation_loss(expert, order, Holdout.of(data, partition))
 
 
 def reissue_grown(

@@ -1,0 +1,147 @@
+"""Images sampled with the candidate in its place and without it: do they still look like data?
+
+The measure is the median distance of a sampled latent to the nearest real one of the clusters asked for. Broken images
+are far from all of them. Prompts and noise follow from the seed of one admission. Guidance is used, so that both
+branches count. Half of the prompts are of the candidate's cluster, half of others, and each half is measured by itself.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..artifacts import Store, UserError
+from ..data.contact_sheet import COLUMNS, titled_sheet
+from ..data.space import LatentConfig
+from ..ensemble.load import Ensemble, load_ensemble
+from ..ensemble.missing import RouterAmong
+from ..ensemble.mixture import Denoisers, Mixture
+from ..ensemble.placing import Placement
+from ..ensemble.pool import ExpertPool
+from ..ensemble.routes import parse_route
+from ..islands.expert import Expert
+from ..process import Condition, Denoiser, LinearFlow
+from ..sampling import Sampling, generate
+from ..training.seeds import generator, seed_from
+from .holdout import Holdout, some_of
+
+IMAGES, STEPS, SOLVER, GUIDANCE = 32, 12, "dpmpp_2m", 2.0
+HALF = IMAGES // 2
+MOST_REAL = 2000
+
+
+@dataclass(frozen=True)
+class SampleCheck:
+    """Median distances to the nearest real latent, inside the candidate's cluster and outside it.
+
+    `before` is without the candidate, None where the model cannot sample yet; then only the candidate samples.
+    `gaussian` is the distance of draws from the cluster's Gaussian. `images` are latents [n, C, H, W] by title.
+    """
+
+    after: tuple[float, ...]
+    before: tuple[float, ...] | None
+    gaussian: float
+    images: dict[str, Tensor]
+
+    def sheet(self, latent: LatentConfig) -> bytes:
+        """All images as a PNG, for the organizer to look at."""
+        shown = {title: latent.previews(part.nan_to_num(0.0)).cpu().numpy() for title, part in self.images.items()}
+        with io.BytesIO() as stream:
+            titled_sheet(shown).save(stream, format="PNG")
+            return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Conditions of holdout samples and the seeds of their images, the first half inside the cluster."""
+
+    condition: Condition
+    seeds: list[int]
+    shape: tuple[int, ...]
+    device: str
+
+    @staticmethod
+    def of(holdout: Holdout, cluster: int, shape: tuple[int, ...], seed: int, device: str) -> Prompts:
+        inside, outside = holdout.inside(cluster), holdout.outside(cluster)
+        numbers = generator(seed, "prompts")
+        halves = (inside, outside if len(outside) else inside)
+        rows = torch.cat([rows[torch.randint(len(rows), (HALF,), generator=numbers)] for rows in halves])
+        condition = holdout.samples.condition(rows, torch.rand(len(rows), generator=numbers, dtype=torch.float64))
+        return Prompts(condition, [seed_from(seed, "image", i) for i in range(len(rows))], shape, device)
+
+    def sample(self, denoiser: Denoiser, guidance: float, count: int = IMAGES, null: bool = False) -> Tensor:
+        """Latents float32 [count, C, H, W] of the first prompts, or without a condition."""
+        condition = self.condition.null() if null else self.condition
+        latents = generate(
+            denoiser,
+            self.shape,
+            self.seeds[:count],
+            condition[slice(0, count)],
+            Sampling(steps=STEPS, solver=SOLVER, guidance=guidance),
+            device=self.device,
+        )
+        return latents.float().cpu()
+
+
+def sample_both(run: Store, expert: Expert, cluster: int, holdout: Holdout, seed: int, device: str) -> SampleCheck:
+    """Sample with the candidate of a cluster and without it, with the same prompts and noise."""
+    latent = expert.card.latent
+    prompts = Prompts.of(holdout, cluster, latent.shape, seed, device)
+    guidance = GUIDANCE if expert.card.architecture.condition != "none" else 1.0
+    candidate = expert.denoiser(LinearFlow())
+    alone = prompts.sample(candidate, guidance, HALF)
+    inside = holdout.training_rows(cluster)
+    real = real_latents(holdout, inside)
+    gaussian = nearest(holdout.gaussian(cluster).draw(HALF, generator(seed, "gaussian")), real)
+    images = {
+        f"real, cluster {cluster}": real_latents(holdout, inside, COLUMNS).unflatten(1, latent.shape),
+        f"the candidate alone, prompts of cluster {cluster}": alone,
+        "the candidate alone, no prompt": prompts.sample(candidate, 1.0, HALF, null=True),
+    }
+    model = present_model(run, device)
+    if model is None:
+        return SampleCheck((nearest(alone, real),), None, gaussian, images)
+    before = model.mixture(parse_route(model.version.route))
+    with_it, without = (
+        prompts.sample(one, guidance) for one in (with_candidate(before, model, cluster, candidate), before)
+    )
+    for title, latents in (("with it", with_it), ("as it is", without)):
+        rows = torch.cat([latents[:COLUMNS], latents[HALF : HALF + COLUMNS]])
+        images[f"the model {title}: first row cluster {cluster}, second row others"] = rows
+    near = torch.cat([real, real_latents(holdout, holdout.train)])
+    after, now = (tuple(nearest(half, near) for half in latents.split(HALF)) for latents in (with_it, without))
+    return SampleCheck(after, now, gaussian, images)
+
+
+def present_model(run: Store, device: str) -> Ensemble | None:
+    """The model as it is now; None where it cannot sample, for lack of a router or of any expert."""
+    try:
+        return load_ensemble(run, placement=Placement((torch.device(device),)))
+    except UserError:
+        return None
+
+
+def with_candidate(before: Mixture, model: Ensemble, cluster: int, candidate: Denoiser) -> Mixture:
+    """The mixture with the candidate as the expert of its cluster."""
+    assert isinstance(before.experts, ExpertPool)
+    clusters = range(model.version.clusters)
+    denoisers = Denoisers([candidate if k == cluster else before.experts[k] for k in clusters])
+    router = before.router.router if isinstance(before.router, RouterAmong) else before.router
+    present = torch.tensor([k == cluster or k not in model.missing for k in clusters])
+    return Mixture(denoisers, router if bool(present.all()) else RouterAmong(router, present), before.route)
+
+
+def real_latents(holdout: Holdout, rows: Tensor, most: int = MOST_REAL) -> Tensor:
+    """Some of these training latents as points [n, D]."""
+    return holdout.samples.latents(some_of(rows, most, "real")).flatten(1)
+
+
+def nearest(latents: Tensor, real: Tensor) -> float:
+    """Median distance of sampled latents [n, ...] to the nearest real one [m, D]; infinite if one is not finite."""
+    points = latents.flatten(1)
+    if not bool(torch.isfinite(points).all()):
+        return float("inf")
+    return float(torch.cdist(points, real).min(1).values.median())

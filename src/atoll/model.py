@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from .artifacts import Store, UserError, canonical_json, find, sanitize, sha256_bytes
-from .convert.release import is_release, read_release, to_pipeline
+from .convert.release import digest_of, is_release, read_release, spaces_of, to_pipeline
 from .data.classes import class_number, class_title
 from .data.space import LatentConfig, TextConfig
 from .data.text import text_encoder
@@ -261,7 +261,7 @@ class Model:
 
         Its `save_pretrained` writes a folder for people who have diffusers and no atoll, as `atoll export` does.
         """
-        return to_pipeline(self.body, self.latent, self.text, self.device)
+        return to_pipeline(self.body, self.device)
 
     def _steps(
         self,
@@ -397,8 +397,8 @@ def load(
         if router is not None:
             raise UserError(f"--router {router}: {place} is a released folder with one router; leave it out")
         made = read_release(store, placement)
-        names = made.model.version.class_names if isinstance(made.model, Ensemble) else made.model.card.class_names
-        return Model(made.model, made.latent, made.text, rounded(made.digest, placement), placement.device, names)
+        spaces, digest = spaces_of(made), rounded(digest_of(made), placement)
+        return Model(made, spaces.latent, spaces.text, digest, placement.device, spaces.class_names)
     signers = None if organizers is None else Path(organizers).read_bytes()
     ensemble = load_ensemble(store, router, placement, signers)
     if (complaint := ensemble.complaint()) is not None:

@@ -39,7 +39,7 @@ def export(
     """
     if to == "diffusers":
         model = load(run, router=router, device="cpu")
-        export_pipeline(model.body, model.latent, model.text, out, Store.at(run))
+        export_pipeline(model.body, out, Store.at(run))
         experts = len(model.body.placed.experts)
         count = "one expert" if experts == 1 else f"{experts} experts"
         console.print(f"diffusers pipeline of {count} in [bold]{out}[/bold]; read its README.md")

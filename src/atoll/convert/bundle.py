@@ -44,7 +44,7 @@ fused = NoKernels()
 '''
 }
 
-HEADER = '''"""The code of an Atoll model: its networks, the maths between them, and the pipeline that paints.
+HEADER = '''"""The code of an Atoll model: its networks, the maths between them, and the pipeline.
 
 Built by atoll {version} out of its own sources, one section per file: mend it there, not here. It imports nothing of
 atoll. License: Apache-2.0.
@@ -60,7 +60,7 @@ CLOSING = '''
 from diffusers import DiffusionPipeline
 
 
-class AtollPipeline(Painting, DiffusionPipeline):
+class AtollPipeline(PipelineMethods, DiffusionPipeline):
     """The model: `pipe(prompt, num_inference_steps=50, guidance_scale=2.0)`, with `route="top-2"` for an ensemble."""
 
     _optional_components = ["vae", "text_encoder", "tokenizer", "router"]

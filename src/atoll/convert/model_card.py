@@ -1,207 +1,245 @@
 """README.md of a released model: what it is, who made it of what, and the lines of Python that run it.
 
-Pure text out of plain facts. Some of them are words of strangers (licenses, origins): all of them are escaped here,
-so that none becomes markup, a link or another line.
+Licenses, origins and names may come from untrusted files. Every value is escaped as it enters the template, so that
+none becomes markup, a link or another line.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-LONGEST = 120  # characters of a stranger's words
-# what the hub calls licenses it knows; others are "other", with their name
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from .. import __version__
+from ..artifacts import Store, UserError, find
+from ..data.space import TextConfig
+from ..ensemble.load import Ensemble
+from ..ensemble.placing import SingleExpert
+from ..ensemble.versions import Version, place_of
+from ..islands.expert import ExpertCard
+from ..islands.order import Order
+from ..models.accounting import account
+from ..models.autoencoders import load_autoencoder
+from .bundle import expert_names
+
+LONGEST = 120  # characters of an untrusted value
+# what the hub calls licenses it has; others are "other", with their name
 HUB_LICENSES = ("apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0")
 
+TEMPLATE = """\
+---
+library_name: diffusers
+pipeline_tag: {{ "text-to-image" if text else "unconditional-image-generation" }}
+tags:
+- atoll
+{% if licenses|length == 1 and licenses[0]|lower in hub_licenses %}
+license: {{ licenses[0]|lower }}
+{% elif licenses %}
+license: other
+license_name: {{ licenses|join(", ")|one_line|tojson }}
+{% endif %}
+---
 
-def model_card(about: Mapping[str, Any]) -> str:
-    """The whole card. `about` is JSON: see `about_model`."""
-    sections = [
-        front_matter(about),
-        f"# {title(about)}",
-        opening(about),
-        snippet(about),
-        section("Data", data_lines(about)),
-        section("Experts", expert_table(about)),
-        section("Router", router_lines(about)),
-        section("Evaluation", evaluation_table(about)),
-        section("Contributors", contributor_lines(about)),
-        section("Licenses", license_lines(about)),
-        section("Provenance", provenance_lines(about)),
-    ]
-    return "\n\n".join(filter(None, sections)) + "\n"
+# One diffusion {{ "model of %d experts"|format(experts|length) if router else "expert" }}
+
+{% if router %}
+Each expert was trained alone on one cluster of the data. A router weights them at every sampling step.
+{% endif %}
+Images of {{ pixels|join(" x ") }} pixels. Made with Atoll.
+
+```python
+import torch
+from diffusers import DiffusionPipeline
+
+pipe = DiffusionPipeline.from_pretrained("FOLDER OR HUB ID", trust_remote_code=True)
+seeds = [torch.Generator().manual_seed(seed) for seed in range(4)]
+images = pipe(
+{% if prompt is not none %}
+    {{ prompt|tojson }},
+    guidance_scale=2.0,
+{% endif %}
+{% if version %}
+    route={{ version.route|tojson }},
+{% endif %}
+    num_images_per_prompt=4,
+    generator=seeds,
+    num_inference_steps=50,
+).images
+```
+
+It needs torch and diffusers{{ ", and transformers for the text" if text and text.kind != "words" }}.
+`trust_remote_code` runs the `atoll_*.py` of this folder: the networks, the conversion between objectives and the router
+are not part of diffusers. With `atoll` installed, `atoll.load(FOLDER)` reads the same folder and runs none of its code.
+
+The scheduler is Atoll's (DPM-Solver++ 2M on equal steps of time); a stock one works as well:
+`pipe.scheduler = FlowMatchEulerDiscreteScheduler()`.
+
+## Data
+
+{% if data %}
+{{ data.config.count|count }} images from {{ data.config.source.kind }}, license {{ license or "not stated" }}.
+{% endif %}
+Latents of shape {{ latent.shape|join(" x ") }} by {{ latent.autoencoder }}; text encoder: {{
+text.encoder if text else "none" }}.
+{% if sizes %}
+
+{{ sizes|length }} clusters; training images in each: {{ sizes|map("count")|join(", ") }}.
+{% endif %}
+
+## Experts
+
+| expert | cluster | objective | parameters | images seen | val loss | a Gaussian's | started from |
+|---|---|---|---|---|---|---|---|
+{% for e in experts %}
+| {{ e.name|code }} | {{ "all" if e.card.cluster is none else e.card.cluster }} | {{ e.card.kind }} on {{
+e.card.schedule.name }} | {{ e.parameters|count }} | {{ e.card.images|count }} | {{ e.val_loss.inside|number }} | {{
+e.val_loss.gaussian|number }} | {{ e.card.origin or "random weights" }} |
+{% endfor %}
+{% for e in experts if e.card.teachers %}
+
+{{ e.name|code }} was distilled from {% for teacher in e.card.teachers %}
+expert {{ teacher.digest|code }} of cluster {{ teacher.cluster }} ({{ teacher.license or "license not stated" }}){{
+", " if not loop.last }}{% endfor %}.
+{% endfor %}
+{% if router %}
+
+## Router
+
+{{ router_parameters|count }} parameters, {{ router.card.images|count }} images seen. It reads the noisy image{{
+" and the time" if router.card.architecture.trunk.condition == "none" else ", the time and the prompt" }}.
+Default route: {{ version.route|code }}.
+{% endif %}
+{% if evaluation %}
+
+## Evaluation
+
+{{ evaluation.plan.count|count }} samples each, features {{ evaluation.features }}.
+
+| route | guidance | steps | solver | Frechet distance | class accuracy |
+|---|---|---|---|---|---|
+{% for arm in arms %}
+| {{ arm.sampling.route }} | {{ arm.sampling.guidance|number }} | {{ arm.sampling.steps }} | {{ arm.sampling.solver
+}} | {{ arm.frechet|number }} | {{ "" if arm.recognised is none else "%.1f%%"|format(100 * arm.recognised) }} |
+{% endfor %}
+{% endif %}
+
+## Licenses and provenance
+
+| part | license | contributor | digest |
+|---|---|---|---|
+| data | {{ license or "not stated" }} | | {{ version.data.digest|code if version }} |
+{% for e in experts %}
+| {{ e.name|code }} | {{ e.card.license or "not stated" }} | {{ e.contributor or "not stated" }} | {{ e.digest|code }} |
+{% endfor %}
+| the code, `atoll_*.py` | Apache-2.0 | Atoll {{ atoll }} | |
+| the model | as its parts | | {{ digest|code }} |
+"""
 
 
-def section(name: str, lines: Sequence[str]) -> str:
-    return "\n".join([f"## {name}", "", *lines]) if lines else ""
+def model_card(model: Ensemble | SingleExpert, digest: str, run: Store | None = None) -> str:
+    """The whole card, from the model and, where it is given, the run it comes from."""
+    version = model.version if isinstance(model, Ensemble) else None
+    first = model.placed.experts[0].card
+    latent, text = (version or first).latent, (version or first).text
+    members = {} if version is None else {member.digest: member for member in version.experts}
+    taken = {} if version is None or run is None else contributors(run, version)
+    experts = []
+    for name, expert in zip(expert_names(len(model.placed.experts)), model.placed.experts, strict=True):
+        member = members.get(expert.digest)
+        experts.append(
+            {
+                "name": name,
+                "card": expert.card,
+                "digest": expert.digest,
+                "parameters": account(expert.card.architecture).parameters,
+                "val_loss": (member and member.val_loss) or {},
+                "contributor": (member and member.contributor) or taken.get(expert.card.order or ""),
+            }
+        )
+    reduction = getattr(load_autoencoder(latent.autoencoder), "reduction", 1)
+    facts: dict[str, Any] = {
+        **dict.fromkeys(("data", "license", "sizes", "evaluation", "router")),
+        "version": version,
+        "experts": experts,
+        "latent": latent,
+        "pixels": [side * reduction for side in latent.shape[1:]],
+        "text": text,
+        "prompt": example(first, text),
+        "digest": digest,
+        "atoll": __version__,
+    }
+    if isinstance(model, Ensemble):
+        facts["router"] = model.router
+        facts["router_parameters"] = sum(p.numel() for p in model.router.network.parameters())
+        facts |= {} if run is None else facts_of_run(run, model)
+    named = {facts["license"], *(expert.card.license for expert in model.placed.experts)} - {None}
+    return TEMPLATES.from_string(TEMPLATE).render(facts, licenses=sorted(named))
 
 
-def one_line(words: object) -> str:
-    """Somebody's words without control characters, and not too many."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(words)).split())
+def example(card: ExpertCard, text: TextConfig | None) -> str | None:
+    """A prompt that the model surely takes."""
+    if text is not None:
+        return " ".join((text.vocabulary or ())[: text.length]) if text.kind == "words" else "a photograph"
+    return None if card.architecture.classes is None else "0"
+
+
+def contributors(run: Store, version: Version) -> dict[str, str]:
+    """Names of machines by the digest of the order they took, as the organizer's plans have them."""
+    taken = {}
+    for plan in filter(None, (find(place_of(run, named)) for named in version.orders)):
+        by_cluster = {job["cluster"]: job["island"] for job in plan.config.get("islands", [])}
+        for name in plan.names() if by_cluster else []:
+            order = Order.model_validate_json(plan.read(name))
+            if order.cluster in by_cluster:
+                taken[order.digest()] = by_cluster[order.cluster]
+    return taken
+
+
+def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:
+    """What lies in the run: the data, the sizes of the clusters, and the evaluation of this very model."""
+    facts: dict[str, Any] = {}
+    if (partition := find(place_of(run, ensemble.version.partition))) is not None:
+        facts["sizes"] = [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
+    if (data := find(place_of(run, ensemble.version.data))) is not None:
+        facts |= {"data": data, "license": data.manifest.license}
+    if not run.exists("evaluation.json"):
+        return facts
+    try:
+        evaluation, own = json.loads(run.read("evaluation.json")), ensemble.model_digest()
+        arms = [a for a in evaluation["arms"] if (a["model"], a["digest"], a["router"]) == ("ensemble", own, None)]
+        samples = find(run.child("samples", str(arms[0]["folder"]))) if arms else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{run}/evaluation.json: not one that this atoll wrote ({type(error).__name__}); "
+            f"`atoll evaluate {run}` again, or remove it"
+        ) from error
+    if samples is not None and (prompt := json.loads(samples.read("samples.json"))["prompts"][0]):
+        facts["prompt"] = prompt
+    return facts | ({"evaluation": evaluation, "arms": arms} if arms else {})
+
+
+def one_line(value: object) -> str:
+    """A value without control characters, and not too long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
-def plain(words: object) -> str:
-    """Somebody's words as text and nothing else: no Markdown, no HTML, no formula, no link."""
-    escaped = "".join(f"\\{c}" if c in "\\`*_[]#|~$@:" else c for c in escape(one_line(words), quote=False))
+def as_text(value: object) -> str:
+    """A value as text only: no Markdown, no HTML, no formula, no link. What a filter made Markup stays as it is."""
+    if isinstance(value, Markup):
+        return value
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]#|~$@:" else c for c in escape(one_line(value), quote=False))
     return escaped.replace("www.", "www\\.")  # a bare name becomes a link too
 
 
-def licenses(about: Mapping[str, Any]) -> list[str]:
-    """Every license named, of data, experts and router, once."""
-    named = [about["data"].get("license"), *(expert["license"] for expert in about["experts"])]
-    return sorted({str(license) for license in named if license})
-
-
-def front_matter(about: Mapping[str, Any]) -> str:
-    """For the hub: which library, which license. Strings are JSON, which is YAML that cannot be broken out of."""
-    found = licenses(about)
-    lines = ["library_name: diffusers", f"pipeline_tag: {about['task']}", "tags:", "- atoll"]
-    if len(found) == 1 and found[0].lower() in HUB_LICENSES:
-        lines.append(f"license: {found[0].lower()}")
-    elif found:
-        lines += ["license: other", f"license_name: {json.dumps(one_line(', '.join(found)))}"]
-    return "\n".join(["---", *lines, "---"])
-
-
-def title(about: Mapping[str, Any]) -> str:
-    count, learned_of = len(about["experts"]), len(about["experts"][0].get("teachers") or ())
-    if count > 1:
-        return f"One diffusion model of {count} experts that never met"
-    return f"One dense diffusion model of {learned_of} experts that never met" if learned_of else "One diffusion expert"
-
-
-def opening(about: Mapping[str, Any]) -> str:
-    size = " x ".join(str(side) for side in about["data"]["pixels"])
-    if len(about["experts"]) == 1:
-        learned = ", taught by experts of one cluster of the data each" if about["experts"][0].get("teachers") else ""
-        return f"A diffusion transformer for images of {size} pixels, trained with Atoll{learned}."
-    return (
-        f"Each expert was trained alone on one cluster of the data. A router fuses them at every step. "
-        f"Images of {size} pixels. Made with Atoll."
-    )
-
-
-def snippet(about: Mapping[str, Any]) -> str:
-    """The lines that work, with the flag that the hub's own snippet leaves out."""
-    route = f', route="{about["route"]}"' if about["route"] else ""
-    guided = ", guidance_scale=2.0" if about["example"] is not None else ""
-    prompt = "" if about["example"] is None else f"{json.dumps(about['example'])}, "
-    call = f"pipe({prompt}num_images_per_prompt=4, generator=seeds, num_inference_steps=50{guided}{route})"
-    lines = [
-        "```python",
-        "import torch",
-        "from diffusers import DiffusionPipeline",
-        "",
-        'pipe = DiffusionPipeline.from_pretrained("FOLDER OR HUB ID", trust_remote_code=True)',
-        "seeds = [torch.Generator().manual_seed(seed) for seed in range(4)]",
-        f"images = {call}.images",
-        "```",
-        "",
-        "It needs torch and diffusers" + (", and transformers for the text" if about["transformers"] else "") + ". "
-        "`trust_remote_code` runs the `atoll_*.py` beside this file: the networks, the bridge between objectives and "
-        "the router are not part of diffusers. With `atoll` installed, `atoll.load(FOLDER)` reads the same folder and "
-        "runs none of its code.",
-        "",
-        "The scheduler is Atoll's (DPM-Solver++ 2M on equal steps of time); a stock one works as well: "
-        "`pipe.scheduler = FlowMatchEulerDiscreteScheduler()`.",
-    ]
-    return "\n".join(lines)
-
-
-def data_lines(about: Mapping[str, Any]) -> list[str]:
-    data = about["data"]
-    lines = []
-    if data.get("images") is not None:
-        source = f" from {plain(data['source'])}" if data.get("source") else ""
-        lines.append(f"{data['images']:,} images{source}, license {plain(data.get('license') or 'not said')}.")
-    lines.append(f"Latents of shape {data['latent']} by {plain(data['autoencoder'])}; text by {plain(data['text'])}.")
-    if about.get("clusters"):
-        sizes = ", ".join(f"{size:,}" for size in about["clusters"])
-        lines += ["", f"{len(about['clusters'])} clusters; training images in each: {sizes}."]
-    return lines
-
-
-def expert_table(about: Mapping[str, Any]) -> list[str]:
-    """One row per expert; the error is the validation loss on the holdout, next to that of a Gaussian."""
-    lines = [
-        "| expert | cluster | objective | parameters | images seen | error on unseen | a Gaussian's | started from |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, expert in zip(about["components"], about["experts"], strict=True):
-        cluster = "all" if expert["cluster"] is None else expert["cluster"]
-        inside, gaussian = (number(expert[key]) for key in ("inside", "gaussian"))
-        started = plain(expert["origin"] or "random weights")
-        lines.append(
-            f"| `{name}` | {cluster} | {plain(expert['objective'])} | {expert['parameters']:,} | {expert['images']:,} "
-            f"| {inside} | {gaussian} | {started} |"
-        )
-    return lines + teacher_lines(about)
-
-
-def teacher_lines(about: Mapping[str, Any]) -> list[str]:
-    """Whose answers an expert has learned, and their licenses."""
-    lines = []
-    for name, expert in zip(about["components"], about["experts"], strict=True):
-        if expert.get("teachers"):
-            lines += ["", f"`{name}` was distilled from experts of one cluster each:", ""]
-        for teacher in expert.get("teachers") or ():
-            license = plain(teacher["license"] or "not said")
-            lines.append(f"- cluster {teacher['cluster']}: `{teacher['digest']}`, license {license}")
-    return lines
-
-
-def router_lines(about: Mapping[str, Any]) -> list[str]:
-    router = about["router"]
-    if router is None:
-        return []
-    sees = "the noisy image and the time" if router["blind"] else "the noisy image, the time and the prompt"
-    lines = [f"{router['parameters']:,} parameters, {router['images']:,} images seen. It sees {sees}."]
-    return [*lines, f"Default route: `{about['route']}`."]
-
-
-def evaluation_table(about: Mapping[str, Any]) -> list[str]:
-    evaluation = about.get("evaluation")
-    if not evaluation:
-        return []
-    lines = [
-        f"{evaluation['count']:,} samples each, features {plain(evaluation['features'])}.",
-        "",
-        "| route | guidance | steps | solver | Frechet distance | recognised |",
-        "|---|---|---|---|---|---|",
-    ]
-    for arm in evaluation["arms"]:
-        right = "" if arm["recognised"] is None else f"{arm['recognised']:.1%}"
-        asked = f"{plain(arm['route'])} | {arm['guidance']:g} | {arm['steps']} | {plain(arm['solver'])}"
-        lines.append(f"| {asked} | {number(arm['frechet'])} | {right} |")
-    return lines
-
-
-def contributor_lines(about: Mapping[str, Any]) -> list[str]:
-    """Names as the organizer wrote them down."""
-    named = [(name, expert["contributor"]) for name, expert in zip(about["components"], about["experts"], strict=True)]
-    if not any(who for _, who in named):
-        return []
-    return [f"- `{name}`: {plain(who or 'not said')}" for name, who in named]
-
-
-def license_lines(about: Mapping[str, Any]) -> list[str]:
-    under: dict[str, list[str]] = {about["data"].get("license") or "not said": ["data"]}
-    for name, expert in zip(about["components"], about["experts"], strict=True):
-        under.setdefault(expert["license"] or "not said", []).append(f"`{name}`")
-    lines = [f"- {plain(license)}: {', '.join(parts)}" for license, parts in under.items()]
-    return [*lines, "- Apache-2.0: the code, `atoll_*.py`"]
-
-
-def provenance_lines(about: Mapping[str, Any]) -> list[str]:
-    lines = [f"Model `{about['digest']}`, written by atoll {plain(about['atoll'])}. Digests of the experts:", ""]
-    return lines + [
-        f"- `{name}`: `{expert['digest']}`" for name, expert in zip(about["components"], about["experts"], strict=True)
-    ]
-
-
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+TEMPLATES = Environment(finalize=as_text, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+TEMPLATES.globals["hub_licenses"] = HUB_LICENSES
+TEMPLATES.filters |= {
+    "one_line": one_line,
+    "count": "{:,}".format,
+    "number": lambda value: f"{value:.4g}" if isinstance(value, int | float) else "",
+    "code": lambda value: Markup("`" + one_line(value).replace("`", "'") + "`"),  # digests and names of ours
+}

@@ -5,8 +5,8 @@ diffusers folder holds and what `to_diffusers` runs. A pipeline has one componen
 components' names off the signature of `__init__`, so the class itself, with as many experts as the model has, is the
 last thing in that file (bundle.py, CLOSING).
 
-diffusers' words are kept: its users know them. Its conventions end here: a scheduler's sigma on the linear path is
-our t, and what a scheduler wants as the model's output is the velocity of the mixture.
+Arguments have diffusers' names. Its conventions end here: a scheduler's sigma on the linear path is our t, and the
+model's output that a scheduler takes is the velocity of the mixture.
 """
 
 # diffusers' classes and decorators have no types we could rely on
@@ -14,11 +14,11 @@ our t, and what a scheduler wants as the model's output is the velocity of the m
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
 
@@ -65,10 +65,10 @@ from ..sampling.requests import Request
 from ..sampling.settings import Sampling
 from ..sampling.solvers import SOLVERS, StepNoise, Walk
 from ..sampling.solvers import Path as GridPath
-from ..training.result import as_saved, saved_digest
-from .model_card import model_card
+from ..training.result import as_saved
 
 STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
+Prompts = str | int | Sequence[str | int]
 SOLVERS_OF_ONE_CALL = ("dpmpp_2m", "euler", "stochastic", "unipc")  # diffusers runs the model once per step
 
 
@@ -83,24 +83,22 @@ def architecture_of(settings: Mapping[str, Any]) -> DiTConfig:
     return DiTConfig(**{**settings, "latent": tuple(settings["latent"])})
 
 
-class AtollExpert(ModelMixin, ConfigMixin):
-    """One expert: a network, and a card with the schedule and kind it was trained for.
+class _Network(ModelMixin, ConfigMixin):
+    """A network of ours and its card, with names of weights as in the run.
 
-    `digest` is the expert's in the run it comes from, `weights` the sha256 of its model.safetensors there. The file of
-    weights here is that file, byte for byte.
+    `digest` is the artifact's in that run, `weights` the sha256 of the file of weights: an expert's here is the run's,
+    byte for byte.
     """
 
     @register_to_config
     def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
         super().__init__()
-        network = DiT(architecture_of(card["architecture"]))
-        for name, part in network.named_children():
-            self.add_module(name, part)
-        self.__dict__["network"] = network  # not a part itself, so that weights have the names they have in the run
+        network = self.build(card["architecture"])
+        self.__dict__ |= {name: network.__dict__[name] for name in ("_modules", "_parameters", "_buffers")}
+        self.__dict__["network"] = network  # no submodule: the two share their parts
 
-    def save_pretrained(self, save_directory: str | Path, safe_serialization: bool = True) -> None:
-        """Write config and weights. Weights that were changed are nobody's any more: the digest goes."""
-        assert safe_serialization, "no pickles here"
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write config and weights. A network whose weights were changed loses its digest."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(as_saved(self.state_dict()), folder / SAFETENSORS_WEIGHTS_NAME)
@@ -111,29 +109,24 @@ class AtollExpert(ModelMixin, ConfigMixin):
         self.save_config(folder)
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
-        answer: Tensor = self.network(x, time, condition)
-        return answer
+        prediction: Tensor = self.network(x, time, condition)
+        return prediction
 
 
-class AtollRouter(ModelMixin, ConfigMixin):
-    """Which experts a noisy latent belongs to."""
+class AtollExpert(_Network):
+    """One expert; its card has the schedule and prediction type it was trained for."""
 
-    @register_to_config
-    def __init__(self, card: dict[str, Any], digest: str | None = None, weights: str | None = None) -> None:
-        super().__init__()
-        trunk, clusters = architecture_of(card["architecture"]["trunk"]), card["architecture"]["clusters"]
-        self.network = RouterNetwork(RouterConfig(trunk=trunk, clusters=clusters))
-
-    def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
-        logits: Tensor = self.network(x, time, condition)
-        return logits
+    build = staticmethod(lambda settings: DiT(architecture_of(settings)))
 
 
-def bridged(expert: AtollExpert, onto: Schedule) -> Bridge:
-    """An expert, compiled or not, as a velocity on the reference path."""
-    card = expert.config.card
-    own = NetworkDenoiser(expert, schedule_of(card["schedule"]), Kind(card["kind"]), card["architecture"]["time_scale"])
-    return Bridge(own, onto=onto, limit=card["bridge_limit"])
+class AtollRouter(_Network):
+    """Which experts a noisy latent belongs to: logits [B, K]."""
+
+    build = staticmethod(
+        lambda settings: RouterNetwork(
+            RouterConfig(trunk=architecture_of(settings["trunk"]), clusters=settings["clusters"])
+        )
+    )
 
 
 class AtollTinyAutoencoder(TinyAutoencoder, ModelMixin, ConfigMixin):
@@ -158,27 +151,6 @@ class AtollBlockTransform(BlockTransform, ModelMixin, ConfigMixin):
         return DecoderOutput(sample=BlockTransform.decode(self, latents))
 
 
-class AtollWords(ConfigMixin):
-    """Captions as word ids of the vocabulary of the training data; the networks learned the words themselves."""
-
-    config_name = "words.json"
-
-    @register_to_config
-    def __init__(self, vocabulary: Sequence[str], length: int) -> None:
-        self._ids = {word: index for index, word in enumerate(vocabulary)}
-
-    def __call__(self, captions: Sequence[str]) -> dict[str, Tensor]:
-        return word_ids(captions, self._ids, self.config.length)
-
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        self.save_config(save_directory)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> AtollWords:
-        words: AtollWords = cls.from_config(cls.load_config(folder))
-        return words
-
-
 class AtollScheduler(SchedulerMixin, ConfigMixin):
     """Atoll's own solvers and time grids, one step at a time; the default is what `atoll sample` uses."""
 
@@ -195,7 +167,7 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):
         self.set_timesteps(1)
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """A grid of so many steps; a walk along it begins with the next call of `step`."""
+        """A grid of this many steps; the next call of `step` begins at its start."""
         self.sigmas = parse_grid(self.config.grid)(num_inference_steps, LinearFlow())  # float64 on the CPU, as ours are
         self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
         self.num_inference_steps = num_inference_steps
@@ -240,11 +212,10 @@ def _step_noise(generator: Any, sample: Tensor, index: int) -> Tensor:
     return noise
 
 
-class Painting:
-    """What the pipeline does; the end of the bundle makes it a DiffusionPipeline with the model's own experts.
+class PipelineMethods:
+    """The pipeline without its components, which the end of the bundle adds.
 
-    `self.config.atoll` holds the latent and text space, the reference path, the default route, the ensemble's own
-    record, and what the model card says.
+    `self.config.atoll` holds the latent and text space, the ensemble's own record, and the model card.
     """
 
     config: Any
@@ -257,15 +228,13 @@ class Painting:
     progress_bar: Any
     _execution_device: torch.device
 
-    _callback_tensor_inputs = ("latents",)
-
     @torch.no_grad()
     def __call__(
         self,
-        prompt: str | int | Sequence[str | int] | None = None,
+        prompt: Prompts | None = None,
         num_inference_steps: int = 50,
         guidance_scale: float = 2.0,
-        negative_prompt: str | int | Sequence[str | int] | None = None,
+        negative_prompt: Prompts | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         latents: Tensor | None = None,
@@ -278,17 +247,17 @@ class Painting:
         callback_on_step_end: Callable[..., dict[str, Any]] | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
     ) -> ImagePipelineOutput | tuple[Any]:
-        """Paint images.
+        """Generate images.
 
-        prompt                 what to paint: text, or for a model of labels a class by name or number
+        prompt                 a text, or for a model of labels a class by name or number; or a list of them
         num_inference_steps    steps of the scheduler
         guidance_scale         classifier-free guidance; 1 is none
         negative_prompt        what to guide away from, instead of from no prompt
         generator              one, or a list with one per image; `torch.Generator().manual_seed(seed + i)` for image i
-                               paints what `atoll sample --seed` paints
+                               gives the images of `atoll sample --seed`
         latents                normalized noise [N, C, H, W] instead of drawing it
         route                  which experts run: top-K, full, threshold-P, fixed; default: the model's own
-        route_every            ask the router at every n-th step only
+        route_every            run the router at every n-th step only
         guidance_weights       own (exact) or conditional (cheaper): the experts of the unconditional half
         guidance_interval      guide only where low <= t <= high; t = 1 is noise
         output_type            pil, np, pt or latent (normalized)
@@ -300,22 +269,19 @@ class Painting:
         if negative_prompt is not None:
             if condition is None:
                 raise ValueError("negative_prompt: this model was trained without text; leave it out")
-            condition = self._opposed(condition, negative_prompt, num_images_per_prompt)
-        unknown = set(callback_on_step_end_tensor_inputs) - set(self._callback_tensor_inputs)
-        if unknown:
-            raise ValueError(f"callback_on_step_end_tensor_inputs: only latents can be had, got {sorted(unknown)}")
-        self._guidance_scale = guidance_scale if condition is not None else 1.0  # nothing to guide towards
-        self._interrupt = False
+            away = self._prompts(negative_prompt, num_images_per_prompt)
+            if len(away) not in (num_images_per_prompt, len(prompts)):
+                given = len(away) // num_images_per_prompt
+                raise ValueError(f"negative_prompt: give one, or one for each prompt; got {given}")
+            opposite = self.encode(away * (len(prompts) // len(away)), device)
+            assert opposite is not None, "a model that takes a prompt takes a negative one"
+            condition = Opposed(**condition.tensors(), negative=opposite)
+        if unknown := set(callback_on_step_end_tensor_inputs) - {"latents"}:
+            raise ValueError(f"callback_on_step_end_tensor_inputs: latents are all there is, got {sorted(unknown)}")
+        self._interrupt = False  # a callback may set it
 
         sigmas, timesteps = self._times(num_inference_steps, device)
-        sampling = Sampling(
-            steps=len(timesteps),
-            guidance=self._guidance_scale,
-            guidance_interval=guidance_interval,
-            guidance_weights=guidance_weights,  # type: ignore[arg-type]
-            route_every=route_every,
-        )
-        extra = {"generator": generator} if "generator" in _parameters(self.scheduler.step) else {}
+        extra = {"generator": generator} if "generator" in signature(self.scheduler.step).parameters else {}
 
         def walk(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
             """The scheduler as a solver."""
@@ -325,40 +291,31 @@ class Painting:
                 velocity = yield x, path.t[index]
                 x = self.scheduler.step(velocity, timestep, x, **extra, return_dict=False)[0]
                 if callback_on_step_end is not None:
-                    tensors = {"latents": x} if "latents" in callback_on_step_end_tensor_inputs else {}
-                    returned = callback_on_step_end(self, index, timestep, tensors)
-                    x = returned.pop("latents", x)
+                    x = callback_on_step_end(self, index, timestep, {"latents": x}).pop("latents", x)
                 bar.update()
             return x
 
-        self._num_timesteps = len(timesteps)
         model = self.denoiser(route)
-        noise = self._noise(len(prompts), generator, latents, device)
-        engine = Engine(model, noise.shape[1:], max_images=len(prompts), device=device)
+        sampling = Sampling(
+            steps=len(timesteps),
+            guidance=guidance_scale if condition is not None else 1.0,
+            guidance_interval=guidance_interval,
+            guidance_weights=guidance_weights,  # type: ignore[arg-type]
+            route_every=route_every,
+        )
         drawn = isinstance(getattr(model, "route", None), ImageRoute)
         request = Request(_seeds(generator, len(prompts)) if drawn else range(len(prompts)), condition, sampling)
-        request.solver, request.times, request.noise = walk, torch.tensor(sigmas, dtype=torch.float64), noise
+        request.solver, request.times = walk, torch.tensor(sigmas, dtype=torch.float64)
+        request.noise = self._noise(len(prompts), generator, latents, device)
+        engine = Engine(model, request.noise.shape[1:], max_images=len(prompts), device=device)
         with self.progress_bar(total=len(timesteps)) as bar:
             engine.admit([request])
             while len(engine):
                 engine.round()
         x = request.latents
         assert x is not None, "the engine is done"
-
-        images = x if output_type == "latent" else self._pictures(x, output_type)
+        images = x if output_type == "latent" else self._decode(x, output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
-
-    @property
-    def guidance_scale(self) -> float:
-        return self._guidance_scale
-
-    @property
-    def num_timesteps(self) -> int:
-        return self._num_timesteps
-
-    @property
-    def interrupt(self) -> bool:
-        return self._interrupt
 
     @property
     def experts(self) -> list[AtollExpert]:
@@ -367,26 +324,33 @@ class Painting:
 
     def denoiser(self, route: str | None = None) -> Denoiser:
         """The model as one denoiser on the sampling path."""
-        bridges = [bridged(expert, schedule_of(self.config.atoll["reference"])) for expert in self.experts]
+        bridges = []
+        for expert in self.experts:
+            card = expert.config.card
+            schedule, scale = schedule_of(card["schedule"]), card["architecture"]["time_scale"]
+            own = NetworkDenoiser(expert, schedule, Kind(card["kind"]), scale)
+            bridges.append(Bridge(own, onto=LinearFlow(), limit=card["bridge_limit"]))
         if self.router is None:
             if route is not None:
                 raise ValueError(f"route {route!r}: this is a single expert, there is nothing to route; leave it out")
             return bridges[0]
-        trunk = self.router.config.card["architecture"]["trunk"]
-        weights = partial(cluster_weights, self.router, trunk["time_scale"])
-        return Mixture(Denoisers(bridges), weights, parse_route(route or self.config.atoll["route"]))
+        time_scale = self.router.config.card["architecture"]["trunk"]["time_scale"]
+        weights = partial(cluster_weights, self.router, time_scale)
+        return Mixture(Denoisers(bridges), weights, parse_route(route or self.config.atoll["ensemble"]["route"]))
 
     def encode(self, prompts: Sequence[str | int], device: torch.device) -> Condition | None:
         """Prompts as the condition the networks read; None for a model without one."""
         text, card = self.config.atoll["text"], self.experts[0].config.card
-        classes = card["architecture"]["classes"]
         if text is not None:
             captions = [str(prompt) for prompt in prompts]
             if text["kind"] == "words":
-                return Condition(**self.tokenizer(captions)).to(device)
-            found = encode_text(self.tokenizer, self.text_encoder, captions, kind=text["kind"], length=text["length"])
+                ids = {word: number for number, word in enumerate(text["vocabulary"])}
+                found = word_ids(captions, ids, text["length"])
+            else:
+                kind, length = text["kind"], text["length"]
+                found = encode_text(self.tokenizer, self.text_encoder, captions, kind=kind, length=length)
             return Condition(**found).to(device)
-        if classes is not None:
+        if (classes := card["architecture"]["classes"]) is not None:
             names = (self.config.atoll["ensemble"] or card).get("class_names")
             labels = [class_number(prompt, classes, names) for prompt in prompts]
             return Condition(labels=torch.tensor(labels, device=device))
@@ -394,23 +358,13 @@ class Painting:
             raise ValueError(f"prompt {prompts[0]!r}: this model was trained without text; leave the prompt out")
         return None
 
-    def _prompts(self, prompt: str | int | Sequence[str | int] | None, each: int) -> list[str | int]:
+    def _prompts(self, prompt: Prompts | None, each: int) -> list[str | int]:
         """One prompt per image."""
         conditional = self.config.atoll["text"] is not None or self.experts[0].config.card["architecture"]["classes"]
         if prompt is None and conditional:
-            raise ValueError("prompt: missing; say what to paint")
+            raise ValueError("prompt: missing; give a text, or the class of a model of labels")
         given = [""] if prompt is None else [prompt] if isinstance(prompt, str | int) else list(prompt)
         return [one for one in given for _ in range(each)]
-
-    def _opposed(self, condition: Condition, negative: str | int | Sequence[str | int], each: int) -> Opposed:
-        """The condition with what to guide away from: one negative prompt for all images, or one for each prompt."""
-        given = self._prompts(negative, 1 if isinstance(negative, str | int) else each)
-        given = given * len(condition) if len(given) == 1 else given
-        if len(given) != len(condition):
-            raise ValueError(f"negative_prompt: give one, or one for each prompt; got {len(given) // each}")
-        found = self.encode(given, self._execution_device)
-        assert found is not None, "a model that takes a prompt takes a negative one"
-        return Opposed(**condition.tensors(), negative=found)
 
     def _noise(self, count: int, generator: Any, latents: Tensor | None, device: torch.device) -> Tensor:
         """Standard normal noise [count, C, H, W], float32 whatever the networks compute in."""
@@ -425,93 +379,63 @@ class Painting:
         return latents.to(device, torch.float32)
 
     def _times(self, steps: int, device: torch.device) -> tuple[list[float], Tensor]:
-        """The scheduler's sigmas, which are our times, and its own timesteps; equal steps of t if it can be told."""
+        """The scheduler's sigmas, which are our times, and its own timesteps; equal steps of t where it takes them."""
         scheduler = self.scheduler
+        config = scheduler.config
         if isinstance(scheduler, AtollScheduler):
             scheduler.set_timesteps(steps)
             return scheduler.sigmas.tolist(), scheduler.timesteps
-        flows = "FlowMatch" in type(scheduler).__name__ or scheduler.config.get("use_flow_sigmas")
-        if not flows or scheduler.config.get("prediction_type", "flow_prediction") != "flow_prediction":
+        flows = "FlowMatch" in type(scheduler).__name__ or config.get("use_flow_sigmas")
+        if not flows or config.get("prediction_type", "flow_prediction") != "flow_prediction":
             raise ValueError(
                 f"scheduler {type(scheduler).__name__}: this model gives the velocity of a straight path; use "
                 "FlowMatchEulerDiscreteScheduler, or another with use_flow_sigmas and prediction_type='flow_prediction'"
             )
-        if "sigmas" in _parameters(scheduler.set_timesteps):
-            grid = parse_grid("uniform")(steps, LinearFlow())
-            scheduler.set_timesteps(sigmas=grid[:-1].tolist(), device=device)
+        if "sigmas" in signature(scheduler.set_timesteps).parameters:
+            scheduler.set_timesteps(sigmas=parse_grid("uniform")(steps, LinearFlow())[:-1].tolist(), device=device)
         else:
             scheduler.set_timesteps(steps, device=device)
         return scheduler.sigmas.tolist(), scheduler.timesteps
 
-    def _pictures(self, x: Tensor, output_type: str) -> Any:
+    def _decode(self, x: Tensor, output_type: str) -> Any:
         latent = self.config.atoll["latent"]
         images = denormalize(x, latent["mean"], latent["scale"])
         if self.vae is not None:
             images = self.vae.decode(images.to(self.vae.dtype)).sample.float()
         return VaeImageProcessor().postprocess(images, output_type=output_type)
 
-    def save_pretrained(
-        self,
-        save_directory: str | Path,
-        safe_serialization: bool = True,
-        push_to_hub: bool = False,
-    ) -> None:
+    def save_pretrained(self, save_directory: str | Path) -> None:
         """Write a folder that loads again: every component with this code beside it, the index, and the model card."""
-        if not safe_serialization:
-            raise ValueError("safe_serialization=False: there are no pickles here; leave it out")
-        if push_to_hub:
-            raise ValueError("push_to_hub: save the folder, look at its README.md, then `hf upload` it")
-        folder = Path(save_directory)
+        folder, name = Path(save_directory), __name__.rpartition(".")[2]
+        code = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
         folder.mkdir(parents=True, exist_ok=True)
-        index: dict[str, Any] = {"_class_name": [code_name(), type(self).__name__]}
-        index["_diffusers_version"] = diffusers_version
-        for name, entry in self.config.items():
+        index: dict[str, Any] = {"_class_name": [name, type(self).__name__], "_diffusers_version": diffusers_version}
+        files = {folder / f"{name}.py": code, folder / "README.md": self.config.atoll["card"]}
+        for part, entry in self.config.items():
             if not isinstance(entry, list | tuple):
                 continue
-            component = getattr(self, name)
+            index[part] = list(entry)
+            component = getattr(self, part)
             component = getattr(component, "_orig_mod", component)  # what torch.compile has wrapped
-            index[name] = list(entry)
             if component is None:
                 continue
-            if isinstance(component, AtollRouter):
-                component.register_to_config(weights=saved_digest(component.network.state_dict()))
-            component.save_pretrained(folder / name)
+            component.save_pretrained(folder / part)
             if type(component).__module__ == __name__:
-                index[name] = [code_name(), type(component).__name__]
-                write_code(folder / name)
-                forget_place(folder / name / component.config_name)
-        index["atoll"] = self.config.atoll
-        write_code(folder)
-        (folder / "README.md").write_text(model_card(self.config.atoll["about"]), encoding="utf-8")
-        (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+                index[part] = [name, type(component).__name__]
+                files[folder / part / f"{name}.py"] = code
+                config = folder / part / component.config_name
+                settings = json.loads(config.read_bytes())
+                settings.pop("_name_or_path", None)  # where it was loaded from
+                files[config] = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+        files[folder / "model_index.json"] = json.dumps({**index, "atoll": self.config.atoll}, indent=2) + "\n"
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
 
 
 def _seeds(generator: Any, count: int) -> list[int]:
-    """A seed per image, for routes that draw lots: of each image's own generator, or drawn from the one there is."""
+    """A seed per image, for routes that draw: of each image's own generator, or drawn from the one there is."""
     if isinstance(generator, list | tuple):
         return [one.initial_seed() for one in generator]
     device = "cpu" if generator is None else generator.device
     drawn: list[int] = torch.randint(2**62, (count,), generator=generator, device=device).tolist()
     return drawn
-
-
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
-
-
-def forget_place(config: Path) -> None:
-    """Take out where a component was loaded from: nobody else's business."""
-    settings = json.loads(config.read_bytes())
-    settings.pop("_name_or_path", None)
-    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def code_name() -> str:
-    """The name of this file, which holds its digest."""
-    return __name__.rpartition(".")[2]
-
-
-def write_code(folder: Path) -> None:
-    """Put this file into a folder."""
-    source = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
-    (folder / f"{code_name()}.py").write_text(source, encoding="utf-8")

@@ -6,7 +6,7 @@ atoll_<digest>.py                       the code (bundle.py), at the root and ag
 expert_00/ ...                          config.json with the card and its digests; the expert's model.safetensors
 router/ scheduler/ vae/ text_encoder/ tokenizer/
 
-Reading it back runs none of the folder's code: JSON is validated, weights are checked like a stranger's, and their
+Reading it back runs none of the folder's code: JSON is validated, weights are checked as untrusted ones, and their
 digests must be those that the experts had in their run.
 """
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,15 +22,8 @@ from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import nn
 
-from ..artifacts import (
-    Store,
-    UserError,
-    canonical_json,
-    explain,
-    sha256_bytes,
-    verify_file,
-)
-from ..data.space import LatentConfig, TextConfig
+from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes, verify_file
+from ..data.space import LatentConfig
 from ..ensemble.checks import check_spaces
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import OpenedExpert, Placed, Placement, SingleExpert
@@ -41,82 +32,63 @@ from ..ensemble.weights import open_weights
 from ..islands.expert import ExpertCard
 from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, Own, load_autoencoder
 from ..models.block_transform import BlockTransform
-from ..models.dit import DiTConfig
 from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
 from ..models.shapes import as_shapes
 from ..models.text_encoders import load_pretrained_text
 from ..process import LinearFlow
 from ..router.card import RouterCard, TrainedRouter
-from ..training.result import read_network, saved_digest
-from .about import about_model
+from ..training.result import read_network
 from .bundle import bundle, expert_names, load
 from .checkpoint import read_json
 from .export import new_folder
+from .model_card import model_card
 
 INDEX = "model_index.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-PREFIX = "network."  # of the names of a router's weights: the component holds a network of ours
 COPIED = ("*.json", "*.txt", "*.model", "*.safetensors")  # of a pretrained model's folder
 Card = TypeVar("Card", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class Release:
-    """What a folder held."""
-
-    model: Ensemble | SingleExpert
-    latent: LatentConfig
-    text: TextConfig | None
-    digest: str
-
-
-def to_pipeline(
-    model: Ensemble | SingleExpert,
-    latent: LatentConfig,
-    text: TextConfig | None,
-    device: torch.device,
-    run: Store | None = None,
-) -> Any:
+def to_pipeline(model: Ensemble | SingleExpert, device: torch.device, run: Store | None = None) -> Any:
     """The model as a diffusers pipeline on `device`; the experts' weights are read again, in float32."""
-    library = _diffusers()
-    experts = model.placed.experts
+    try:
+        import diffusers
+    except ImportError as error:
+        raise UserError(f"--to diffusers: needs an extra: {EXTRA}") from error
+    spaces, experts = spaces_of(model), model.placed.experts
     code: Any = load(bundle(len(experts)))
-    ensemble = model if isinstance(model, Ensemble) else None
-    if ensemble is not None and len(experts) != (clusters := ensemble.router.card.architecture.clusters):
-        raise UserError(f"--to diffusers: {len(experts)} of {clusters} clusters have an expert; admit the others first")
-    components: dict[str, Any] = {"scheduler": code.AtollScheduler(), "router": None}
-    components["vae"] = _autoencoder(latent, code, library)
-    components |= _text(text, code)
+    components: dict[str, Any] = {"scheduler": code.AtollScheduler(), "router": None, "vae": None}
+    components |= {"text_encoder": None, "tokenizer": None}
+    components["vae"] = _autoencoder(spaces.latent, code, diffusers)
+    if spaces.text is not None and spaces.text.kind != "words":
+        encoder = load_pretrained_text(spaces.text.encoder)
+        components |= {"text_encoder": _sharing(encoder.network), "tokenizer": encoder.tokenizer}
     for name, expert in zip(expert_names(len(experts)), experts, strict=True):
-        components[name] = _expert(code.AtollExpert, expert)
-    if ensemble is not None:
-        router = ensemble.router
-        made = _as_shapes(code.AtollRouter, router.card, router.digest)
-        made.network.load_state_dict(_sharing(router.network).state_dict(), strict=True, assign=True)
-        components["router"] = made.eval().requires_grad_(False)
-    reference = LinearFlow() if ensemble is None else ensemble.version.reference
-    spaces = {
-        "latent": latent.model_dump(mode="json"),
-        "text": None if text is None else text.model_dump(mode="json", exclude={"vocabulary"}),
-        "reference": asdict(reference),
-        "route": None if ensemble is None else ensemble.version.route,
-        "ensemble": None if ensemble is None else ensemble.version.model_dump(mode="json"),
-        "about": about_model(model, latent, text, digest_of(model), run),
-    }
-    return code.AtollPipeline(**components, atoll=spaces).to(device)
+        file = expert.file
+        verify_file(file.path, file.sha256)
+        tensors = load_file(file.path)
+        components[name] = _component(code.AtollExpert, expert.card, expert.digest, tensors, weights=file.sha256)
+    settings = spaces.model_dump(mode="json", include={"latent", "text"}) | {"ensemble": None}
+    if isinstance(model, Ensemble):
+        if len(experts) != (clusters := model.version.clusters):
+            raise UserError(f"--to diffusers: {len(experts)} of {clusters} clusters have an expert; admit the others")
+        tensors = _sharing(model.router.network).state_dict()
+        components["router"] = _component(code.AtollRouter, model.router.card, model.router.digest, tensors)
+        settings["ensemble"] = model.version.model_dump(mode="json")
+    settings["card"] = model_card(model, digest_of(model), run)
+    return code.AtollPipeline(**components, atoll=settings).to(device)
 
 
-def export_pipeline(
-    model: Ensemble | SingleExpert, latent: LatentConfig, text: TextConfig | None, out: Path, run: Store | None = None
-) -> None:
+def export_pipeline(model: Ensemble | SingleExpert, out: Path, run: Store | None = None) -> None:
     """Write the folder. Files of autoencoder and text encoder are copied as they are, so that they keep their ids."""
     with new_folder(out) as folder:
-        pipeline = to_pipeline(model, latent, text, torch.device("cpu"), run)
+        pipeline = to_pipeline(model, torch.device("cpu"), run)
         pipeline.save_pretrained(folder)
+        latent, text = spaces_of(model).latent, spaces_of(model).text
         if latent.autoencoder != "pixels" and latent.autoencoder not in TRANSFORMS:
-            ours = pipeline.config["vae"][0] not in ("diffusers", "transformers")
-            _copy(locate(latent.autoencoder).folder, folder / "vae", ("*.safetensors",) if ours else COPIED)
+            stock = pipeline.config["vae"][0] in ("diffusers", "transformers")
+            _copy(locate(latent.autoencoder).folder, folder / "vae", COPIED if stock else ("*.safetensors",))
         if text is not None and text.kind != "words":
             _copy(load_pretrained_text(text.encoder).folder, folder / "text_encoder", COPIED)
 
@@ -124,23 +96,21 @@ def export_pipeline(
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     for written in target.glob("*.safetensors"):
         written.unlink()
-    for pattern in patterns:
-        for file in source.glob(pattern):
-            shutil.copyfile(file, target / file.name)
+    for file in (file for pattern in patterns for file in source.glob(pattern)):
+        shutil.copyfile(file, target / file.name)
 
 
-def _expert(kind: Any, expert: OpenedExpert) -> Any:
-    file = expert.file
-    made = _as_shapes(kind, expert.card, expert.digest, file.sha256)
-    verify_file(file.path, file.sha256)
-    made.load_state_dict(load_file(file.path), strict=True, assign=True)
+def _component(kind: Any, card: BaseModel, digest: str, tensors: dict[str, torch.Tensor], **config: Any) -> Any:
+    """A network component with these weights; nothing is initialized to be overwritten."""
+    with as_shapes():
+        made = kind(card=card.model_dump(mode="json"), digest=digest, **config)
+    made.load_state_dict(tensors, strict=True, assign=True)
     return made.eval().requires_grad_(False)
 
 
-def _as_shapes(kind: Any, card: BaseModel, digest: str, weights: str | None = None) -> Any:
-    """A component whose weights are to come: nothing is initialised to be overwritten."""
-    with as_shapes():
-        return kind(card=card.model_dump(mode="json"), digest=digest, weights=weights)
+def spaces_of(model: Ensemble | SingleExpert) -> Version | ExpertCard:
+    """What names the model's latent and text space and its classes."""
+    return model.version if isinstance(model, Ensemble) else model.card
 
 
 def digest_of(model: Ensemble | SingleExpert) -> str:
@@ -152,7 +122,7 @@ def digest_of(model: Ensemble | SingleExpert) -> str:
     return digest if own else sha256_bytes(canonical_json([digest, router]))
 
 
-def _autoencoder(latent: LatentConfig, code: Any, library: Any) -> Any:
+def _autoencoder(latent: LatentConfig, code: Any, diffusers: Any) -> Any:
     """None for pixels, diffusers' own class where it has one."""
     found = load_autoencoder(latent.autoencoder)
     if not isinstance(found, NetworkAutoencoder):
@@ -164,19 +134,10 @@ def _autoencoder(latent: LatentConfig, code: Any, library: Any) -> Any:
     if isinstance(tiny, BlockTransform):
         return code.AtollBlockTransform(side=tiny.side).eval()
     if not tiny.pooled:
-        return library.AutoencoderTiny.from_pretrained(locate(latent.autoencoder).folder, local_files_only=True)
+        return diffusers.AutoencoderTiny.from_pretrained(locate(latent.autoencoder).folder, local_files_only=True)
     made = code.AtollTinyAutoencoder(latent_channels=tiny.latent_channels, pooled=True)
     made.load_state_dict(tiny.state_dict())
     return made.eval().requires_grad_(False)
-
-
-def _text(text: TextConfig | None, code: Any) -> dict[str, Any]:
-    if text is None:
-        return {"text_encoder": None, "tokenizer": None}
-    if text.kind == "words":
-        return {"text_encoder": None, "tokenizer": code.AtollWords(list(text.vocabulary or ()), text.length)}
-    found = load_pretrained_text(text.encoder)
-    return {"text_encoder": _sharing(found.network), "tokenizer": found.tokenizer}
 
 
 def _sharing(network: nn.Module) -> nn.Module:
@@ -186,27 +147,19 @@ def _sharing(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, known)
 
 
-def _diffusers() -> Any:
-    try:
-        import diffusers
-    except ImportError as error:
-        raise UserError(f"--to diffusers: needs an extra: {EXTRA}") from error
-    return diffusers
-
-
 def is_release(store: Store) -> bool:
     """Whether a diffusers pipeline lies there, ours or not."""
     return store.exists(INDEX)
 
 
-def read_release(store: Store, placement: Placement = Placement()) -> Release:
+def read_release(store: Store, placement: Placement = Placement()) -> Ensemble | SingleExpert:
     """Read a folder that `export_pipeline`, or such a pipeline's own `save_pretrained`, has written."""
     if not store.is_local:
         raise UserError(f"{store}: a diffusers folder is read from a disk; copy it there")
     folder = store.path
     index = read_json(folder / INDEX)
-    spaces = index.get("atoll")
-    if not isinstance(spaces, dict):
+    settings = index.get("atoll")
+    if not isinstance(settings, dict):
         raise UserError(f"{folder}: a diffusers pipeline that atoll did not write; load it with diffusers")
     found = {name for name in index if name.startswith("expert_")}
     names = expert_names(len(found))
@@ -216,58 +169,50 @@ def read_release(store: Store, placement: Placement = Placement()) -> Release:
     for part in ("vae", "text_encoder"):
         if list((folder / part).glob("*.safetensors")):
             locate(str(folder / part))  # leaves a note: ids in the cards find their weights here
-    experts = [_open_expert(folder / name) for name in names]
-    if spaces.get("ensemble") is None:
-        (expert,) = experts
-        alone = SingleExpert(expert, _placed(experts, placement))
-        return Release(alone, expert.card.latent, expert.card.text, digest_of(alone))
-    version = _valid(Version, spaces["ensemble"], f"{folder}/{INDEX}: atoll.ensemble")
-    router = _read_router(folder / "router", placement.device)
-    _check_members(version, experts, router, folder)
-    ensemble = Ensemble(version, _placed(experts, placement), router, missing={})
-    return Release(ensemble, version.latent, version.text, digest_of(ensemble))
-
-
-def _placed(experts: Sequence[OpenedExpert], placement: Placement) -> Placed:
+    experts = []
+    for name in names:
+        card, digest, weights = _read_config(folder / name, ExpertCard)
+        file = open_weights(_weights(folder / name), weights, card.architecture)
+        experts.append(OpenedExpert(card, digest, file))
     placed = Placed(experts, placement)
-    placed.read()
-    return placed
-
-
-def _check_members(version: Version, experts: Sequence[OpenedExpert], router: TrainedRouter, folder: Path) -> None:
-    """The experts that lie there must be those that the ensemble names, one for each cluster."""
+    record = settings.get("ensemble")
+    if record is None:
+        (expert,) = experts
+        placed.read()
+        return SingleExpert(expert, placed)
+    version = _valid(Version, record, f"{folder}/{INDEX}: atoll.ensemble")
+    router = _read_router(folder / "router", placement.device)
     clusters = {member.digest: member.cluster for member in version.serving}
-    for k, (name, expert) in enumerate(zip(expert_names(len(experts)), experts, strict=True)):
+    for k, (name, expert) in enumerate(zip(names, experts, strict=True)):
         if clusters.get(expert.digest) != k:
             raise UserError(f"{folder}/{name}: is not the expert of cluster {k} that {INDEX} names; export again")
         check_spaces(version, expert.card, f"{folder}/{name}")
-    if {len(experts), router.card.architecture.clusters} != {version.clusters}:
-        raise UserError(f"{folder}: {len(experts)} experts, {version.clusters} clusters; export the model again")
-
-
-def _open_expert(folder: Path) -> OpenedExpert:
-    settings = read_json(folder / "config.json")
-    card = _valid(ExpertCard, settings.get("card"), f"{folder}/config.json: card")
-    digest, weights = settings.get("digest"), settings.get("weights")
-    if not isinstance(digest, str) or not isinstance(weights, str):
-        raise UserError(f"{folder}: its weights were changed after the export; load it with diffusers")
-    return OpenedExpert(card, digest, open_weights(_weights(folder), weights, card.architecture))
+    if {len(experts), router.card.architecture.clusters} != {version.clusters} or version.reference != LinearFlow():
+        raise UserError(f"{folder}: does not fit the ensemble that {INDEX} names; export the model again")
+    placed.read()
+    return Ensemble(version, placed, router, missing={})
 
 
 def _read_router(folder: Path, device: torch.device | str) -> TrainedRouter:
-    settings = read_json(folder / "config.json")
-    card = _valid(RouterCard, settings.get("card"), f"{folder}/config.json: card")
-    trunk: DiTConfig = card.architecture.trunk
-    network = read_network(lambda: Router(card.architecture), trunk, _weights(folder), device, PREFIX)
-    digest = settings.get("digest")
-    if not isinstance(digest, str) or settings.get("weights") != saved_digest(network.state_dict()):
-        raise UserError(f"{folder}: its weights are not those it was exported with; export the model again")
+    card, digest, weights = _read_config(folder, RouterCard)
+    verify_file(_weights(folder), weights)
+    network = read_network(lambda: Router(card.architecture), card.architecture.trunk, _weights(folder), device)
     return TrainedRouter(card, network, digest)
+
+
+def _read_config(folder: Path, model: type[Card]) -> tuple[Card, str, str]:
+    """Card, digest in the run, and digest of the weights."""
+    settings = read_json(folder / "config.json")
+    card = _valid(model, settings.get("card"), f"{folder}/config.json: card")
+    digest, weights = settings.get("digest"), settings.get("weights")
+    if not isinstance(digest, str) or not isinstance(weights, str):
+        raise UserError(f"{folder}: its weights were changed after the export; load it with diffusers")
+    return card, digest, weights
 
 
 def _weights(folder: Path) -> Path:
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder}: holds no {WEIGHTS}; weights in several files or of a variant are diffusers' only")
+        raise UserError(f"{folder}: holds no {WEIGHTS}; weights in several files or of a variant need diffusers")
     return folder / WEIGHTS
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..artifacts import (
@@ -25,7 +25,6 @@ from ..artifacts import (
     raise_if_disk_full,
     remove_unfinished,
     sanitize,
-    sha256_bytes,
     write_atomic,
 )
 from ..models.dit import DiTConfig
@@ -72,11 +71,6 @@ def as_saved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in weights.items()}
 
 
-def saved_digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 of the model.safetensors that holds these weights, wherever they are now and under whatever file name."""
-    return sha256_bytes(save(as_saved(weights)))
-
-
 def read_card(artifact: Artifact, name: str, model: type[Card]) -> Card:
     """A JSON card of an artifact, validated."""
     try:
@@ -96,20 +90,16 @@ def load_network(
     return read_network(build, trunk, artifact.file(WEIGHTS), device)
 
 
-def read_network(
-    build: Callable[[], Network], trunk: DiTConfig, path: Path, device: torch.device | str, prefix: str = ""
-) -> Network:
-    """The same from any safetensors file, whose names may have a prefix."""
+def read_network(build: Callable[[], Network], trunk: DiTConfig, path: Path, device: torch.device | str) -> Network:
+    """The same from any safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  shapes; no values are read yet
-            header = {
-                name.removeprefix(prefix): (part.get_dtype(), tuple(part.get_shape())) for name, part in found.items()
-            }
+            header = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in found.items()}
             network = build_as_shapes(build, trunk, header, str(path))
             check_header(network.state_dict(), header, str(path))
             # copies: a mapped file may change or vanish while the network is in use
-            weights = {name.removeprefix(prefix): file.get_tensor(name).to(device, copy=True) for name in found}
+            weights = {name: file.get_tensor(name).to(device, copy=True) for name in found}
     except (SafetensorError, ValueError) as error:
         why = sanitize(str(error), 160)
         raise UserError(f"{path}: not a readable safetensors file ({why}); get it again") from error

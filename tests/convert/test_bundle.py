@@ -44,7 +44,7 @@ def changed(file: Path, old: str, new: str) -> Bundle:
     [
         ("process/bridge.py", "y = scaled(x, scale)", "y = scaled(x, scale * 2)"),
         ("models/dit.py", "NORM_EPS = 1e-6", "NORM_EPS = 1e-3"),
-        ("convert/pipeline.py", '"""Paint images.', '"""Paint pictures.'),
+        ("convert/pipeline.py", '"""Generate images.', '"""Generate pictures.'),
     ],
 )
 def test_it_is_made_of_our_sources_and_changes_with_them(sources: Path, file: str, old: str, new: str) -> None:

@@ -91,7 +91,7 @@ def test_every_form_becomes_an_expert(tmp_path: Path, form: Form) -> None:
     assert expert.card.architecture.channels_out == 4
     kind = Kind.VELOCITY if form == "sit" else Kind.EPSILON
     assert (expert.card.kind, expert.card.architecture.time_scale) == (kind, 1.0 if form == "sit" else 999.0)
-    assert expert.card.latent.std == pytest.approx((1 / 0.18215,) * 4)
+    assert expert.card.latent.scale == pytest.approx((1 / 0.18215,) * 4)
     licenses = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0", "diffusers": "MIT"}
     assert Artifact.open(tmp_path / "expert").manifest.license == licenses[form]
     stored = json.loads((tmp_path / "expert" / "conversion.json").read_bytes())["keys"]

@@ -299,7 +299,7 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--from", "sdxl"], "--from sdxl: use one of dit, sit, pixart, diffusers"),
         (["--from", "dit"], "say how many --heads"),
-        (["--from", "pixart", "--heads", "2"], "key y_embedder.y_embedding is missing; check --from"),
+        (["--from", "pixart", "--heads", "2"], "key y_embedder.y_proj.fc1.weight is missing; check --from"),
         (["--from", "dit", "--heads", "2", "--objective", "flow"], "linear-flow:velocity"),
         (["--from", "dit", "--heads", "2", "--latent", "4x9"], "such as 4x32x32"),
         (["--from", "dit", "--heads", "5"], "heads 5 does not divide width 32"),

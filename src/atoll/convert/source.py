@@ -20,7 +20,7 @@ from ..models.presets import heads_for
 from ..process import DDPMBetas, Kind, LinearFlow
 from .checkpoint import read_checkpoint, read_json
 from .imported import Fate, ImportedNetwork
-from .layouts import import_weights
+from .layouts import LAYOUTS, Layout, import_weights
 from .time_conversion import keep_mean, reverse_time
 
 Form = Literal["dit", "sit", "pixart", "diffusers"]
@@ -28,6 +28,7 @@ SIDECAR = "atoll.json"
 NULL_TEXT = "null_text.safetensors"
 NULL_KEY = "conditioning.null_text"
 MOST_IMAGE_TOKENS = 65_536
+SIZE_CONDITIONS = "reads image size and aspect as conditions, which our network does not"
 
 # of the official releases; any other is given with --license
 LICENSES = {"dit": "CC-BY-NC-4.0", "sit": "MIT", "pixart": "Apache-2.0"}
@@ -65,9 +66,12 @@ def read_source(
     if form == "diffusers":
         return _read_diffusers(place, license, null_text)
     foreign, where = read_checkpoint(place), str(place)
-    config = _official_config(foreign, form, heads, latent, where)
+    if extra := [name for name in foreign if name.startswith(("csize_embedder.", "ar_embedder."))]:
+        raise UserError(f"{where}: {extra[0]}: {SIZE_CONDITIONS}; use a 256 or 512 pixel checkpoint")
+    layout: Layout = "pixart" if form == "pixart" else "dit"
     schedule, kind = (LinearFlow(), Kind.VELOCITY) if form == "sit" else (DDPMBetas("linear"), Kind.EPSILON)
-    network = import_weights("pixart" if form == "pixart" else "dit", config, schedule, kind, foreign, where)
+    config = _config(layout, foreign, where, latent=latent, heads=heads, time_scale=1.0 if form == "sit" else 999.0)
+    network = import_weights(layout, config, schedule, kind, foreign, where)
     if "pos_embed" in foreign:
         network = _with_positions(network, foreign["pos_embed"], where)
     if form == "sit":  # time runs from noise to data there
@@ -75,42 +79,64 @@ def read_source(
     return Source(place.name, form, keep_mean(network), license or LICENSES[form], sha256_file(place))
 
 
-def _official_config(
-    foreign: Mapping[str, Tensor], form: Form, heads: int | None, latent: tuple[int, int, int] | None, where: str
+def _config(
+    layout: Layout,
+    foreign: Mapping[str, Tensor],
+    where: str,
+    *,
+    latent: tuple[int, int, int] | None = None,
+    side: int | None = None,
+    heads: int | None = None,
+    **given: Any,
 ) -> DiTConfig:
-    """The architecture of an official file, from its shapes."""
-    width, channels, patch, _ = _shape(foreign, "x_embedder.proj.weight", 4, where)
+    """The architecture, from the shapes of a file's tensors and from what is `given`."""
+
+    def shape(ours: str, axes: int = 2) -> tuple[int, ...]:
+        name = LAYOUTS[layout][ours].partition(" ")[0].replace("*", "0")
+        name = name if name in foreign else f"{name}.weight"
+        if name not in foreign:
+            raise UserError(f"{where}: key {name} is missing; check --from")
+        found = tuple(foreign[name].shape)
+        if len(found) != axes or min(found) < 1:
+            raise UserError(f"{where}: {name} has shape {list(found)}, expected {axes} axes; check --from")
+        return found
+
+    width, channels, patch, _ = shape("patches.project", 4)
     heads = heads or heads_for(width)
     if heads is None:
         raise UserError(f"{where}: a network of width {width} is none of the known sizes; say how many --heads it has")
-    if extra := [name for name in foreign if name.startswith(("csize_embedder.", "ar_embedder."))]:
-        raise UserError(
-            f"{where}: {extra[0]}: reads image size and aspect as conditions, which our network does not; "
-            "use a 256 or 512 pixel checkpoint"
-        )
-    if latent is None:
+    if latent is None and side is None:
         if "pos_embed" not in foreign:
             raise UserError(f"{where}: does not hold its latent size; give it with --latent, such as 4x32x32")
         side = math.isqrt(foreign["pos_embed"].numel() // width) * patch
-        latent = (channels, side, side)
-    reads: dict[str, Any] = {"variant": "adaln", "condition": "labels"}
-    if form == "pixart":
-        length, text_width = _shape(foreign, "y_embedder.y_embedding", 2, where)
-        reads = {"condition": "tokens", "text_width": text_width, "text_length": length}
+    channels, height, across = latent or (channels, side or 0, side or 0)
+    if not 0 < (tokens := (height // patch) * (across // patch)) <= MOST_IMAGE_TOKENS:
+        raise UserError(f"{where}: has {tokens:,} image tokens, at most {MOST_IMAGE_TOKENS:,} are read; refused")
+    if layout.endswith("dit"):
+        reads = {"variant": "adaln", "condition": "labels", "classes": shape("conditioning.labels.weight")[0] - 1}
     else:
-        reads["classes"] = _shape(foreign, "y_embedder.embedding_table.weight", 2, where)[0] - 1
-    return _checked(
-        where,
-        latent=latent,
-        patch=patch,
-        width=width,
-        depth=_count_blocks(foreign, r"blocks\.(\d+)\.", where),
-        heads=heads,
-        mlp_ratio=_shape(foreign, "blocks.0.mlp.fc1.weight", 2, where)[0] / width,
-        out_channels=_shape(foreign, "final_layer.linear.weight", 2, where)[0] // patch**2,
-        time_scale=1.0 if form == "sit" else 999.0,
-        **reads,
-    )
+        reads = {"condition": "tokens", "text_width": shape("conditioning.text.enter")[1]}
+        if layout == "pixart":
+            reads["text_length"] = shape("conditioning.null_text")[0]
+    # an untrusted name may hold any number
+    pattern = LAYOUTS[layout]["blocks.*.attention.out"].partition("*")[0] + r"(\d{1,5})\."
+    blocks = {int(match[1]) for name in foreign if (match := re.match(pattern, name))}
+    if blocks != set(range(len(blocks))) or not blocks:
+        raise UserError(f"{where}: blocks are numbered {sorted(blocks)[:8]}, expected 0, 1, 2 ...; check --from")
+    outputs = shape("head.project")[0] // patch**2
+    try:
+        return DiTConfig(
+            latent=(channels, height, across),
+            patch=patch,
+            width=width,
+            depth=len(blocks),
+            heads=heads,
+            mlp_ratio=shape("blocks.*.mlp.enter")[0] / width,
+            out_channels=None if outputs == channels else outputs,
+            **{**reads, **given},
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _with_positions(network: ImportedNetwork, table: Tensor, where: str) -> ImportedNetwork:
@@ -202,8 +228,21 @@ def _read_diffusers(place: Path, license: str | None, null_text: Path | None) ->
         path = place / "scheduler" / "scheduler_config.json"
         schedule, kind = _settings(SchedulerSettings, read_json(path) if path.is_file() else {}, path).process()
     null = None if dit else _null_text(folder, null_text)
-    config = _diffusers_config(settings, foreign, null, card, str(folder))
-    layout: Literal["diffusers-dit", "diffusers-pixart"] = "diffusers-dit" if dit else "diffusers-pixart"
+    size, conditioned = settings.sample_size, settings.use_additional_conditions
+    if conditioned or (not dit and conditioned is None and size == 128):  # None is on for 1024 px models in diffusers
+        raise UserError(f"{folder}: {SIZE_CONDITIONS}; refused")
+    given: dict[str, Any] = {
+        "position_scale": settings.interpolation_scale or float(1 if dit else max(size // 64, 1)),
+        "mlp_norm_eps": settings.norm_eps,
+        "frequency_shift": 1 if dit else 0,
+    }
+    if not dit:
+        given["text_length"] = 120 if null is None else len(null)
+    if card is not None:  # what a diffusers config has no place for
+        own = card.architecture
+        given |= {"frequency_shift": own.frequency_shift, "time_scale": own.time_scale}
+    layout: Layout = "diffusers-dit" if dit else "diffusers-pixart"
+    config = _config(layout, foreign, str(folder), side=size, heads=settings.num_attention_heads, **given)
     network = import_weights(layout, config, schedule, kind, foreign, str(folder))
     if not dit:
         network = _with_null_text(network, null)
@@ -211,41 +250,6 @@ def _read_diffusers(place: Path, license: str | None, null_text: Path | None) ->
     if license is None:
         raise UserError(f"{place}: names no license; give it with --license, such as --license Apache-2.0")
     return Source(place.name, "diffusers", keep_mean(network), license, sha256_file(weights), card)
-
-
-def _diffusers_config(
-    settings: TransformerSettings,
-    foreign: Mapping[str, Tensor],
-    null: Tensor | None,
-    card: ExpertCard | None,
-    where: str,
-) -> DiTConfig:
-    size, dit = settings.sample_size, isinstance(settings, DiTSettings)
-    conditioned = settings.use_additional_conditions
-    if conditioned or (not dit and conditioned is None and size == 128):  # None is on for 1024 px models in diffusers
-        raise UserError(f"{where}: reads image size and aspect as conditions, which our network does not; refused")
-    width, channels, patch, _ = _shape(foreign, "pos_embed.proj.weight", 4, where)
-    if dit:
-        table = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
-        reads = {"variant": "adaln", "condition": "labels", "classes": _shape(foreign, table, 2, where)[0] - 1}
-    else:
-        text_width = _shape(foreign, "caption_projection.linear_1.weight", 2, where)[1]
-        reads = {"condition": "tokens", "text_width": text_width, "text_length": 120 if null is None else len(null)}
-    own = {}  # what a diffusers config has no place for
-    if card is not None:
-        own = {"frequency_shift": card.architecture.frequency_shift, "time_scale": card.architecture.time_scale}
-    return _checked(
-        where,
-        latent=(channels, size, size),
-        patch=patch,
-        width=width,
-        depth=_count_blocks(foreign, r"transformer_blocks\.(\d+)\.", where),
-        heads=settings.num_attention_heads,
-        out_channels=_shape(foreign, "proj_out_2.weight" if dit else "proj_out.weight", 2, where)[0] // patch**2,
-        position_scale=settings.interpolation_scale or float(1 if dit else max(size // 64, 1)),
-        mlp_norm_eps=settings.norm_eps,
-        **{"frequency_shift": 1 if dit else 0, **reads, **own},
-    )
 
 
 def _null_text(folder: Path, given: Path | None) -> Tensor | None:
@@ -276,33 +280,3 @@ def _model_card_license(place: Path) -> str | None:
         if found := re.search(r"^license:\s*(\S+)\s*$", text, re.MULTILINE):
             return found[1]
     return None
-
-
-def _checked(where: str, **settings: Any) -> DiTConfig:
-    channels, height, width = settings["latent"]
-    tokens = (height // settings["patch"]) * (width // settings["patch"])
-    if not 0 < tokens <= MOST_IMAGE_TOKENS:
-        raise UserError(f"{where}: has {tokens:,} image tokens, at most {MOST_IMAGE_TOKENS:,} are read; refused")
-    if settings["out_channels"] == channels:
-        settings["out_channels"] = None
-    try:
-        return DiTConfig(**settings)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from error
-
-
-def _shape(foreign: Mapping[str, Tensor], name: str, axes: int, where: str) -> tuple[int, ...]:
-    if name not in foreign:
-        raise UserError(f"{where}: key {name} is missing; check --from")
-    shape = tuple(foreign[name].shape)
-    if len(shape) != axes or min(shape) < 1:
-        raise UserError(f"{where}: {name} has shape {list(shape)}, expected {axes} axes; check --from")
-    return shape
-
-
-def _count_blocks(foreign: Mapping[str, Tensor], pattern: str, where: str) -> int:
-    """How many blocks there are; an untrusted name may hold any number, they must be 0, 1, 2 ..."""
-    found = {int(match[1]) for name in foreign if (match := re.match(pattern, name)) and len(match[1]) < 6}
-    if found != set(range(len(found))) or not found:
-        raise UserError(f"{where}: blocks are numbered {sorted(found)[:8]}, expected 0, 1, 2 ...; check --from")
-    return len(found)

@@ -112,21 +112,22 @@ def features_of(kept: Path, blobs: Sequence[bytes]) -> np.ndarray:
 
 def partitions(features: np.ndarray, labels: Sequence[int]) -> dict[str, Tensor]:
     """The cluster of every training image [N], by the product's own clustering and its two baselines."""
-    from atoll.partition.stage import random_cluster
+    from atoll.partition.methods import random_cluster
 
     found = {"clusters": partitioned(features, CLUSTERS)}
     found |= {f"clusters-{count}": partitioned(features, count) for count in OTHER_COUNTS}
     found["clusters-random"] = torch.tensor([random_cluster(str(i), 0, CLUSTERS) for i in range(len(labels))])
-    # classes dealt out in turn: what `atoll partition --by label` comes to where all are of one size
+    # classes dealt out in turn: what `atoll partition --method label` comes to where all are of one size
     found["clusters-label"] = torch.tensor(labels) % CLUSTERS
     return found
 
 
 def partitioned(features: np.ndarray, count: int) -> Tensor:
-    from atoll.partition.clustering import cluster
+    from atoll.partition.kmeans import KMeans
 
-    cut = cluster(features, count, cells=CELLS, seed=0, balance=BALANCE, threads=2)
-    return torch.from_numpy(cut.assign(features, threads=2)[0])
+    none = np.zeros(0, dtype=np.int64)
+    method = KMeans(cells=CELLS, balance=BALANCE, balance_required=True, threads=2)
+    return torch.from_numpy(method.fitted(features, none, [], count, 0).assign(features, none, []))
 
 
 def captions(classes: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -264,7 +264,7 @@ def our_partition(job: dict[str, Any]) -> dict[str, Any]:
     def progress(task: str, done: int, total: int | None) -> None:
         marks[task] = time.monotonic() - started
 
-    config = PartitionConfig(clusters=CLUSTERS, threads=job["workers"])
+    config = PartitionConfig(clusters=CLUSTERS, options={"threads": job["workers"]})
     made = partition(
         run_folder / "data", run_folder / "partition", config, executor=Executor(job["workers"]), progress=progress
     )
@@ -287,7 +287,8 @@ def clusters(job: dict[str, Any]) -> dict[str, Any]:
     from atoll.artifacts import Artifact
     from atoll.data.dataset import LatentDataset
     from atoll.data.index import Index
-    from atoll.partition.clustering import cells_for, cluster, unit_length
+    from atoll.partition.kmeans import KMeans as OurKMeans
+    from atoll.partition.kmeans import unit_length
 
     run_folder = Path(job["out"])
     made = our_partition(job)
@@ -297,9 +298,9 @@ def clusters(job: dict[str, Any]) -> dict[str, Any]:
     rows = index.rows("train")
     features = unit_length(samples.features(torch.from_numpy(rows)).numpy())
     started = time.monotonic()
-    cells = cells_for(len(rows), CLUSTERS, 1024)
-    ours = cluster(features, CLUSTERS, cells=cells, seed=0, balance=None, threads=job["workers"])
-    unbounded = ours.assign(features, job["workers"])[0]
+    none = np.zeros(0, dtype=np.int64)
+    ours = OurKMeans(balance=None, threads=job["workers"]).fitted(features, none, [], CLUSTERS, 0)
+    unbounded = ours.assign(features, none, [])
     our_seconds = time.monotonic() - started
     started = time.monotonic()
     found = KMeans(CLUSTERS, n_init=1, random_state=0).fit_predict(features)
@@ -328,18 +329,16 @@ def synthetic(rows: int, width: int) -> np.ndarray:
 
 
 def our_kmeans(job: dict[str, Any]) -> dict[str, Any]:
-    from atoll.partition.clustering import SAMPLE_PER_CELL, cells_for, cluster
+    from atoll.partition.kmeans import KMeans
+    from atoll.partition.stage import FIT_ROWS
 
-    features = synthetic(job["rows"], job["width"])
-    cells = cells_for(len(features), CLUSTERS, 1024)
+    features, none = synthetic(job["rows"], job["width"]), np.zeros(0, dtype=np.int64)
     started = time.monotonic()
-    made = cluster(
-        features[: cells * SAMPLE_PER_CELL], CLUSTERS, cells=cells, seed=0, balance=2.0, threads=job["threads"]
-    )
+    made = KMeans(balance_required=True, threads=job["threads"]).fitted(features[:FIT_ROWS], none, [], CLUSTERS, 0)
     fitted = time.monotonic()
     for start in range(0, len(features), 16_384):
-        made.assign(features[start : start + 16_384], job["threads"])
-    return {"cells": cells, "fit_s": round(fitted - started, 2), "assign_s": round(time.monotonic() - fitted, 2)}
+        made.assign(features[start : start + 16_384], none, [])
+    return {"cells": len(made.state["cells"]), "fit_s": round(fitted - started, 2), "assign_s": round(time.monotonic() - fitted, 2)}
 
 
 def sklearn_kmeans(job: dict[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_what_an_island_is_made_of_loads_nothing_of_an_organizers(room: str) -> 
 
 
 def test_the_reader_of_heavy_imports_knows_a_lazy_one() -> None:
-    assert "faiss" in modules_loaded_with(PACKAGE / "partition" / "clustering.py")
+    assert "faiss" in modules_loaded_with(PACKAGE / "partition" / "kmeans.py")
     quality = PACKAGE / "partition" / "quality.py"
     assert "from sklearn.metrics import" in quality.read_text()
     assert "sklearn.metrics" not in modules_loaded_with(quality)

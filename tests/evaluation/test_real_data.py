@@ -110,7 +110,7 @@ def test_every_score_is_measured_in_as_many_directions_as_samples_tell(tmp_path:
 def test_clusters_are_scored_by_their_prompts_or_said_to_be_too_small(tmp_path: Path) -> None:
     items = pictures(60)  # red, green and blue things by turns
     data = prepare(folder(tmp_path / "source", items), tmp_path / "data", CONFIG)
-    cut = partition(data.store, tmp_path / "partition", PartitionConfig(clusters=3, by="label"))
+    cut = partition(data.store, tmp_path / "partition", PartitionConfig(clusters=3, method="label"))
     real = RealData(data, 1.0, partition=cut)
     names = ["a red thing", "a green thing", "a blue thing"]
     prompts = [names[i % 2] for i in range(24)] + ["a blue thing"] * 4

@@ -159,5 +159,4 @@ def test_clusters_of_real_images_know_their_labels(shared: Path, tmp_path: Path)
     assert len(Index.of(data)) == 500
     cut = partition(tmp_path / "data", tmp_path / "partition", PartitionConfig(clusters=8))
     nmi = json.loads(cut.read("quality.json"))["nmi"]
-    assert nmi["clusters"] > 2 * nmi["pixels"] > 0
     assert nmi["clusters"] > 5 * nmi["random"]

@@ -18,7 +18,7 @@ from PIL import Image
 from ..artifacts import Artifact, Store, find
 from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..islands.expert import read_expert_card
-from ..partition.quality import described
+from ..partition.quality import describe_clusters
 from ..router.card import read_router_card
 from .figures import TIME_AXIS, data_uri, heat_map, lines
 from .samples import StoredImages, spaced
@@ -200,7 +200,7 @@ class Page:
     def clusters(self) -> str:
         partition = open_reference(self.run, self.version.partition, "partition")
         sizes = json.loads(partition.read("sizes.json"))["clusters"]
-        told = described(partition)
+        told = describe_clusters(partition)
         cards = []
         for member in self.experts:
             sheet = Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -9,14 +14,27 @@ from torch import Tensor
 from ..artifacts import Artifact, UserError
 from ..data.index import Index
 
+FILE = "assignment.parquet"
+
+
+def write_assignment(path: Path, index: Index, clusters: np.ndarray) -> None:
+    table = pa.table({"id": index.table["id"], "cluster": pa.array(clusters, pa.int32())})
+    pq.write_table(table, path, compression="zstd")
+
+
+def assigned_clusters(index: Index, partition: Artifact) -> np.ndarray:
+    """The cluster int64 [N] that a partition assigns to every row of a data index; -1 where it assigns none."""
+    table = pq.read_table(partition.file(FILE))
+    place = pc.index_in(index.table["id"], value_set=table["id"].combine_chunks())
+    return np.asarray(table["cluster"].take(place).fill_null(-1).to_numpy(), dtype=np.int64)
+
 
 def clusters_of(index: Index, partition: Artifact) -> Tensor:
     """The cluster int64 [N] of every row of a data index."""
-    table = pq.read_table(partition.file("assignment.parquet"))
-    cluster = dict(zip(table["id"].to_pylist(), table["cluster"].to_pylist(), strict=True))
-    if missing := [identity for identity in index.ids if identity not in cluster]:
+    clusters = assigned_clusters(index, partition)
+    if len(missing := np.flatnonzero(clusters < 0)):
         raise UserError(
-            f"{partition.store}: assigns no cluster to {len(missing)} samples of the data, such as {missing[0][:12]}; "
-            "partition this data again"
+            f"{partition.store}: assigns no cluster to {len(missing)} samples of the data, such as "
+            f"{index.table['id'][int(missing[0])].as_py()[:12]}; partition this data again"
         )
-    return torch.tensor([cluster[identity] for identity in index.ids], dtype=torch.int64)
+    return torch.from_numpy(clusters)

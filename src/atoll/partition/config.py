@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..artifacts import UserError, explain
+from . import kmeans as _registers_itself  # noqa: F401
+from .methods import Method, method_named
 
 LARGEST_SEED = 2**31 - 1  # faiss keeps it in 32 bits
 
 
 class PartitionConfig(BaseModel):
-    """How to cut. `by` label and random are baselines, and deal out whole classes or hashes: they keep no bound."""
+    """How to cluster: a method by name, with its own options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     clusters: int = Field(default=8, gt=0, description="how many")
-    by: Literal["features", "label", "random"] = Field(default="features", description="label, random: baselines")
-    balance: float | None = Field(
-        default=2.0, ge=1, allow_inf_nan=False, description="largest over smallest cluster, at most; none: no bound"
-    )
-    cells: int = Field(default=1024, gt=0, description="fine centroids; fewer are used for a small set")
-    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="of k-means")
-    threads: int = Field(default=1, gt=0, description="faiss threads; part of the result's last bits")
+    method: str = Field(default="kmeans", description="kmeans, the baselines label and random, or a plugin's")
+    options: dict[str, Any] = Field(default={}, description="of the method, such as options.cells")
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="of the method and of the order of samples")
     shard_rows: int = Field(default=4096, gt=0, description="samples per shard")
 
-    @property
-    def insists_on_balance(self) -> bool:
-        """Whether somebody asked for the bound; the usual one is only aimed at."""
-        return "balance" in self.model_fields_set and self.balance is not None
+    @model_validator(mode="after")
+    def _method_has_these_options(self) -> PartitionConfig:
+        try:
+            self.make_method()
+        except ValidationError as error:
+            raise ValueError(f"--method {self.method}: options.{explain(error)}") from error
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_bound_by_default_where_none_is_kept(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("by", "features") != "features":
-            return {"balance": None, **values}
-        return values
+    def make_method(self) -> Method:
+        return method_named(self.method).model_validate(self.options)
 
-    @field_validator("balance")
-    @classmethod
-    def _promise_only_what_is_kept(cls, balance: float | None, info: ValidationInfo) -> float | None:
-        by = info.data.get("by", "features")
-        if balance is not None and by != "features":
-            raise ValueError(f"only a cut by features can keep a bound; leave it out with --by {by}")
-        return balance
+    def resolved(self) -> dict[str, Any]:
+        """All settings for the manifest, the method's defaults included."""
+        return {**self.model_dump(), "options": self.make_method().model_dump()}

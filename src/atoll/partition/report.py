@@ -1,82 +1,66 @@
-"""partition.html: one self-contained page that shows what the clusters are."""
+"""partition.html, one self-contained page that shows the clusters, and the sample grid of each in sheets/NN.png."""
 
 from __future__ import annotations
 
 import base64
-import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1a2b33; }
-h1 { font-weight: 600; margin-bottom: 0; } .lead { color: #5b7079; margin-top: .2rem; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .9rem .25rem 0; text-align: left; }
-th { color: #5b7079; font-weight: 500; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(21rem, 1fr)); gap: 1.5rem; }
-.card { border: 1px solid #dbe4e8; border-radius: 10px; padding: 1rem; background: #fbfdfe; }
-.card h2 { margin: 0; font-size: 1.1rem; } .card img { width: 100%; border-radius: 6px; image-rendering: pixelated; }
-.bar { height: 6px; background: #e3ecef; border-radius: 3px; margin: .4rem 0; }
-.bar i { display: block; height: 100%; background: #1f8a94; border-radius: 3px; }
-.words { color: #1f6f78; min-height: 1.5em; } .small { color: #5b7079; font-size: .85rem; }
-"""
+import jinja2
+import torch
+from torch import Tensor
+
+from ..data.contact_sheet import contact_sheet
+from ..models.autoencoders import Autoencoder
+from .config import PartitionConfig
+from .quality import summary_lines
+
+# of clusters in turn: told apart by people who see red and green alike
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#4a3f8f", "#56a0c9", "#7a7a7a")
+
+
+def write_sheet(path: Path, latents: Tensor, autoencoder: Autoencoder) -> None:
+    """A grid of images from latents [N, C, H, W] as the autoencoder gave them."""
+    with torch.inference_mode():
+        images = torch.cat([autoencoder.decode(part) for part in latents.split(8)])  # as many as a core's cache holds
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contact_sheet(images.numpy()).save(path)
 
 
 def write_report(
     path: Path,
-    *,
-    settings: dict[str, Any],
-    data: dict[str, Any],
-    sizes: Sequence[dict[str, int]],
-    quality: dict[str, Any],
-    told: Sequence[Sequence[str]],
+    config: PartitionConfig,
+    data: Mapping[str, Any],
+    sizes: Sequence[Mapping[str, int]],
+    quality: Mapping[str, Any],
+    summary: Sequence[Mapping[str, Any]],
     sheets: Path,
 ) -> None:
-    largest = max(size["train"] for size in sizes)
-    cards = "\n".join(
-        card(k, size, told[k], largest, (sheets / f"{k:02d}.png").read_bytes()) for k, size in enumerate(sizes)
-    )
-    title = f"{len(sizes)} clusters of {data['count']:,} images"
-    how = f"by {settings['by']}" + (f" ({data['features']['extractor']})" if settings["by"] == "features" else "")
-    if settings["by"] == "label" and quality["unlabelled"]:
-        how += f" (without one: {quality['unlabelled']:,}, by a hash of their id)"
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head><body>
-<h1>{title}</h1>
-<p class="lead">cut {html.escape(how)}, seed {settings["seed"]}; each island trains on one of them and sees no other</p>
-{table(quality)}
-<div class="grid">
-{cards}
-</div>
-</body></html>
-"""
-    path.write_text(page)
-
-
-def table(quality: dict[str, Any]) -> str:
-    rows: list[tuple[str, float | None, str]] = [
-        ("largest over smallest cluster", quality["balance"], "1 is perfectly even")
-    ]
-    if quality["silhouette"] is not None:
-        rows.append(("silhouette of features", quality["silhouette"], "-1 to 1; above 0: nearer to the own cluster"))
+    total = sum(size["train"] for size in sizes)
+    how = f"Clustered by {config.method} on {data['features']['extractor']} features, seed {config.seed}"
+    if config.method in ("label", "random"):
+        how = f"Clustered by {config.method}, seed {config.seed}"
+    if config.method == "label" and quality["unlabelled"]:
+        how += f"; without a label {quality['unlabelled']:,}, by a hash of their id"
+    numbers = [("largest over smallest cluster", quality["balance"], "1 is perfectly even")]
     if quality["nmi"] is not None:
-        meaning = "normalized mutual information with the labels; 1 is the same cut"
-        rows.append(("agreement with labels", quality["nmi"]["clusters"], meaning))
-        rows.append(("&emsp;clusters dealt at random instead", quality["nmi"]["random"], ""))
-    cells = "".join(
-        f'<tr><th>{name}</th><td class="n">{"none" if value is None else f"{value:.3f}"}</td>'
-        f'<td class="small">{note}</td></tr>'
-        for name, value, note in rows
-    )
-    return f"<table>{cells}</table>"
-
-
-def card(k: int, size: dict[str, int], told: Sequence[str], largest: int, sheet: bytes) -> str:
-    image = base64.b64encode(sheet).decode()
-    lines = "".join(f'<div class="words">{html.escape(line)}</div>' for line in told)
-    others = f"{size['validation']:,} validation, {size['holdout']:,} holdout"
-    return f"""<section class="card"><h2>Cluster {k}</h2>
-<div class="bar"><i style="width:{100 * size["train"] / largest:.1f}%"></i></div>
-<div>{size["train"]:,} training images</div><div class="small">and {others}</div>
-{lines}
-<img alt="images of cluster {k}" src="data:image/png;base64,{image}"></section>"""
+        meaning = "normalized mutual information with the labels; 1 is the same clusters"
+        numbers.append(("agreement with labels", quality["nmi"]["clusters"], meaning))
+        numbers.append(("the same of random clusters", quality["nmi"]["random"], ""))
+    clusters = [
+        {
+            "number": k,
+            **size,
+            "fraction": size["train"] / total,
+            "color": COLORS[k % len(COLORS)],
+            "lines": summary_lines(summary[k]),
+            "sheet": base64.b64encode((sheets / f"{k:02d}.png").read_bytes()).decode(),
+        }
+        for k, size in enumerate(sizes)
+    ]
+    source = resources.files(__package__).joinpath("report.html").read_text()
+    template = jinja2.Environment(autoescape=True).from_string(source)
+    title = f"{len(sizes)} clusters of {data['count']:,} images"
+    path.write_text(template.render(title=title, how=how, numbers=numbers, clusters=clusters))

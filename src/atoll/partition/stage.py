@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from ..artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, load_if_same
 from ..data.classes import class_names
-from ..data.dataset import LatentDataset
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
 from ..data.shards import read_shard
-from ..data.space import LatentConfig
 from ..executor import Executor
 from ..models.autoencoders import load_autoencoder
 from ..plugins import loaded_plugins
-from .clustering import SAMPLE_PER_CELL, Clustering, cells_for, cluster
+from .assignment import FILE, assigned_clusters, write_assignment
 from .config import PartitionConfig
-from .layout import OldPartition, write_clusters
-from .quality import DESCRIPTION, lines_about, main_classes, measure, telling_words
-from .report import write_report
-from .sheets import images_of, write_sheet
+from .layout import write_clusters
+from .methods import STATE, TENSORS, Method
+from .quality import SUMMARY, measure, summarize
+from .report import write_report, write_sheet
 
 KIND = "partition"
-DESCRIBED = 100_000  # training samples whose captions are read for the report
+FIT_ROWS = 262_144  # training samples that a method is fitted to: 256 for each of 1,024 k-means cells, as faiss advises
 SHEET_IMAGES = 40  # five rows; each has to be decoded from its latent
 
 
@@ -46,206 +40,158 @@ def partition(
 ) -> Artifact:
     """Cut the data artifact at `data` into clusters and write the partition artifact at `out`.
 
-    Clusters are fitted on the train split; validation and holdout samples are assigned by the same rule. With `onto`,
-    nothing is fitted: `data` was prepared on top of the data of that older partition, whose clusters stay as they
-    are, and only the samples that came since are assigned.
+    Clusters are fitted on the train split; validation and holdout samples are assigned by the same method. With `onto`,
+    nothing is fitted: `data` was prepared on top of the data of that older partition, whose clusters stay as they are,
+    and only the samples added since are assigned.
     """
     parent = Artifact.open(data, "data")
-    old = None if onto is None else OldPartition.open(onto, parent)
+    old = None if onto is None else open_older(onto, parent)
     if old is not None:
         if config != PartitionConfig():
-            raise UserError(f"--onto {old.artifact.store}: its own settings hold; leave out all others")
-        config = old.config
-    settings = config.model_dump()
-    parents = {"data": parent.digest} | ({} if old is None else {"partition": old.artifact.digest})
-    if (there := load_if_same(out, KIND, settings, parents)) is not None:
+            raise UserError(f"--onto {old.store}: its own settings hold; leave out all others")
+        config = PartitionConfig.model_validate(old.config)
+    parents = {"data": parent.digest} | ({} if old is None else {"partition": old.digest})
+    if (there := load_if_same(out, KIND, config.resolved(), parents)) is not None:
         return there
     index = Index.of(parent)
-    samples = LatentDataset.of(parent)
-    assert len(index) == len(samples), "index and shards differ in number"
-    if config.clusters > len(index.rows("train")):
+    if config.clusters > (train := len(index.rows("train"))):
         raise UserError(
-            f"-k {config.clusters}: larger than the {len(index.rows('train'))} training samples of {parent.store}; "
-            "use a smaller -k"
+            f"-k {config.clusters}: larger than the {train} training samples of {parent.store}; use a smaller -k"
         )
-
-    with ArtifactWriter(out, KIND) as draft, executor or Executor() as executor:
-        rule = RULES[config.by](index, samples, config, progress) if old is None else old.rule
-        save_file(rule, draft.folder / "centroids.safetensors")
+    with ArtifactWriter(out, KIND) as writer, executor or Executor() as executor:
+        progress("fitting clusters", 0, None)
         if old is None:
-            assignment = assign(draft.folder / "centroids.safetensors", parent, index, 0, config, executor, progress)
+            clusters = np.full(len(index), -1)
+            method = fit(parent, index, config)
         else:
-            before = old.assignment(index)
-            late = assign(
-                draft.folder / "centroids.safetensors", parent, index, len(before), config, executor, progress
-            )
-            assignment = np.concatenate([before, late])
-        sizes = count_sizes(assignment, index.splits, config.clusters)
+            clusters = assigned_clusters(index, old)
+            method = Method.load(old.file(STATE), old.file(TENSORS))
+        method.save(writer.folder)
+        new = clusters < 0
+        assign(writer.folder, parent, index, clusters, executor, progress)
+        sizes = count_sizes(clusters, index.splits, config.clusters)
         for k, size in enumerate(sizes):
             if size["train"] == 0:
                 raise UserError(f"-k {config.clusters}: cluster {k} would have no training samples; use a smaller -k")
-        (draft.folder / "sizes.json").write_bytes(canonical_json({"clusters": sizes}) + b"\n")
-        write_assignment(draft.folder / "assignment.parquet", index, assignment)
-        written = {} if old is None else old.take_over(draft.folder)
-        written |= write_clusters(draft.folder, parent, index, assignment, config, old, progress)
-        space = LatentConfig.model_validate(parent.config["latent"])
-        write_sheets(draft.folder / "sheets", index, samples, assignment, config.clusters, space)
-        progress("measuring", 0, None)
-        quality = measure(index, samples, assignment, sizes, config.seed)
-        (draft.folder / "quality.json").write_bytes(canonical_json(quality) + b"\n")
-        rows = index.rows("train")[:DESCRIBED]
-        words = telling_words(index.captions_of(rows), assignment[rows], config.clusters)
-        classes = main_classes(index.labels[rows], assignment[rows], config.clusters, class_names(parent))
-        told = [{"classes": c, "words": w} for c, w in zip(classes, words, strict=True)]
-        (draft.folder / DESCRIPTION).write_bytes(canonical_json({"clusters": told}) + b"\n")
-        write_report(
-            draft.folder / "partition.html",
-            settings=settings,
-            data=parent.config,
-            sizes=sizes,
-            quality=quality,
-            told=[lines_about(each) for each in told],
-            sheets=draft.folder / "sheets",
+        write_assignment(writer.folder / FILE, index, clusters)
+        written = write_clusters(
+            writer.folder,
+            parent,
+            index,
+            clusters,
+            new,
+            old,
+            count=config.clusters,
+            shard_rows=config.shard_rows,
+            seed=config.seed,
+            executor=executor,
+            progress=progress,
         )
-        provenance = {"plugins": loaded_plugins()}
-        return draft.commit(
-            config=settings, parents=parents, license=parent.manifest.license, written=written, provenance=provenance
+        progress("writing the report", 0, None)
+        quality = measure(index, clusters, sizes, config.seed)
+        summary = summarize(index, clusters, config.clusters, class_names(parent), config.seed)
+        for name, content in (
+            ("sizes.json", {"clusters": sizes}),
+            ("quality.json", quality),
+            (SUMMARY, {"clusters": summary}),
+        ):
+            (writer.folder / name).write_bytes(canonical_json(content) + b"\n")
+        sheets = writer.folder / "sheets"
+        write_sheets(sheets, parent, index, clusters, config)
+        write_report(writer.folder / "partition.html", config, parent.config, sizes, quality, summary, sheets)
+        return writer.commit(
+            config=config.resolved(),
+            parents=parents,
+            license=parent.manifest.license,
+            written=written,
+            provenance={"plugins": loaded_plugins()},
         )
 
 
-# A rule is what centroids.safetensors holds: all that is needed to assign any sample, now or later.
-Rule = dict[str, Tensor]
+def open_older(place: str | Path | Store, data: Artifact) -> Artifact:
+    """The partition that a newer one is made on top of."""
+    old = Artifact.open(place, KIND)
+    if data.manifest.parents.get("data") != old.manifest.parents["data"]:
+        raise UserError(
+            f"--onto {old.store}: {data.store} was not prepared on top of its data; "
+            "run `atoll prepare` with --onto first"
+        )
+    return old
 
 
-def by_features(index: Index, samples: LatentDataset, config: PartitionConfig, progress: Progress) -> Rule:
-    """Two-level k-means. Ids are hashes, so training rows at even distances are a random sample to fit on."""
-    train = index.rows("train")
-    cells = cells_for(len(train), config.clusters, config.cells)
-    count = min(len(train), cells * SAMPLE_PER_CELL)
-    fitted_on = torch.from_numpy(train[np.arange(count) * len(train) // count])
-    progress("fitting clusters", 0, None)
-    clustering = cluster(
-        samples.features(fitted_on).numpy(),
-        config.clusters,
-        cells=cells,
-        seed=config.seed,
-        balance=config.balance,
-        strict=config.insists_on_balance,
-        threads=config.threads,
-    )
-    return {"fine": torch.from_numpy(clustering.fine), "coarse": torch.from_numpy(clustering.coarse)}
+def sample_rows(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """At most `count` of these rows int64 [n], drawn at random, in rising order."""
+    return np.sort(np.random.Generator(np.random.Philox(seed)).permutation(rows)[:count])
 
 
-def by_label(index: Index, samples: LatentDataset, config: PartitionConfig, progress: Progress) -> Rule:
-    """Whole classes dealt out to clusters, the largest class first, always to the smallest cluster.
-
-    A sample without a label (repeats with conflicting labels have none) goes where `by_random` would put it.
-    """
-    labels = index.labels
-    if labels.max() < 0:
-        raise UserError("--by label: no sample of the data has a label; use --by features")
-    train = labels[index.rows("train")]
-    counts = np.bincount(train[train >= 0], minlength=labels.max() + 1)
-    if (classes := int((counts > 0).sum())) < config.clusters:
-        raise UserError(f"-k {config.clusters}: only {classes} labels to deal out with --by label; use a smaller -k")
-    mass = np.zeros(config.clusters)
-    table = np.zeros(len(counts), dtype=np.int64)
-    for label in np.lexsort((np.arange(len(counts)), -counts)):
-        table[label] = mass.argmin()
-        mass[table[label]] += counts[label]
-    return {"labels": torch.from_numpy(table), **by_random(index, samples, config, progress)}
+def read_rows(data: Artifact, index: Index, rows: np.ndarray, name: str) -> np.ndarray:
+    """One tensor of these rows of the index, [n, ...], in their order; only rows that are read take memory."""
+    shard, row = index.table["shard"].to_numpy()[rows], index.table["row"].to_numpy()[rows]
+    names, found = data.names("shards/"), None
+    for number in np.unique(shard):
+        here = np.flatnonzero(shard == number)
+        part = read_shard(data.file(names[number]))[name][torch.from_numpy(row[here]).long()].numpy()
+        found = np.empty((len(rows), *part.shape[1:]), part.dtype) if found is None else found
+        found[here] = part
+    assert found is not None, "no rows to read"
+    return found
 
 
-def by_random(index: Index, samples: LatentDataset, config: PartitionConfig, progress: Progress) -> Rule:
-    """A cluster from the hash of (seed, id): random, yet the same for a sample whatever else is in the set."""
-    return {"random": torch.tensor([config.seed, config.clusters])}
-
-
-RULES = {"features": by_features, "label": by_label, "random": by_random}
-
-
-def assign(
-    rule: Path,
-    data: Artifact,
-    index: Index,
-    first: int,
-    config: PartitionConfig,
-    executor: Executor,
-    progress: Progress,
-) -> np.ndarray:
-    """Cluster int64 of the samples from row `first` on, by the rule of a partition, shard by shard.
-
-    A shard is assigned in one call with a fixed number of threads, so that it does not matter who does it.
-    """
-    names = data.names("shards/")
-    # rows are in shard order: shard i holds the rows starts[i] : starts[i + 1]
-    starts = np.searchsorted(index.table["shard"].to_numpy(), np.arange(len(names) + 1)).tolist()
-    tasks = [
-        AssignTask(number, data.file(names[number]), rule, config.threads)
-        for number in range(len(names))
-        if starts[number + 1] > max(starts[number], first)
-    ]
-    assignment = np.full(len(index) - first, -1, dtype=np.int64)
-    done = 0
-    for _, (number, clusters) in executor.map(assign_shard, tasks, retries=3):
-        start, stop = starts[number], starts[number + 1]
-        assert len(clusters) == stop - start, "index and shard differ in number"
-        here = assignment[start - first : stop - first]
-        here[:] = clusters  # what Ray answers cannot be written to
-        if len(by_id := np.flatnonzero(here < 0)):
-            seed, count = load_file(rule).get("random", torch.tensor([config.seed, config.clusters])).tolist()
-            ids = index.table["id"].slice(start, stop - start).take(pa.array(by_id)).to_pylist()
-            here[by_id] = [random_cluster(identity, seed, count) for identity in ids]
-        done += len(clusters)
-        progress("assigning samples", done, len(assignment))
-    assert len(assignment) == 0 or assignment.min() >= 0, "a sample was left without a cluster"
-    return assignment
+def fit(data: Artifact, index: Index, config: PartitionConfig) -> Method:
+    """The configured method, fitted to a random sample of the training samples."""
+    rows = sample_rows(index.rows("train"), FIT_ROWS, config.seed)
+    features, labels = read_rows(data, index, rows, "features"), index.labels[rows]
+    ids = index.table["id"].take(rows).to_pylist()
+    return config.make_method().fitted(features, labels, ids, config.clusters, config.seed)
 
 
 @dataclass(frozen=True)
 class AssignTask:
-    """One shard of the data to assign by the rule in a file."""
+    """Rows int64 [n] of one shard of the data to assign by the method saved in `folder`."""
 
-    number: int
+    folder: Path
     shard: Path
-    rule: Path
-    threads: int
+    rows: np.ndarray
+    ids: list[str]
 
 
-def assign_shard(task: AssignTask) -> tuple[int, np.ndarray]:
-    """The shard's number and the cluster int64 of its samples; -1 where the id alone decides."""
-    rule, shard = load_file(task.rule), read_shard(task.shard)
-    if "fine" in rule:
-        clustering = Clustering(rule["fine"].numpy(), rule["coarse"].numpy())
-        return task.number, clustering.assign(shard["features"].numpy(), task.threads)[0]
-    labels = shard["labels"].numpy()
-    if "labels" not in rule:
-        return task.number, np.full(len(labels), -1, dtype=np.int64)
-    table = rule["labels"].numpy()
-    assert labels.max(initial=-1) < len(table), "prepare takes late labels off that were not there before"
-    return task.number, np.where(labels >= 0, table[labels.clip(min=0)], -1)
-
-
-def random_cluster(identity: str, seed: int, clusters: int) -> int:
-    digest = hashlib.sha256(f"cluster:{seed}:{identity}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") * clusters >> 64
-
-
-def count_sizes(assignment: np.ndarray, splits: np.ndarray, clusters: int) -> list[dict[str, int]]:
-    return [{split: int(((assignment == k) & (splits == split)).sum()) for split in SPLITS} for k in range(clusters)]
-
-
-def write_assignment(path: Path, index: Index, assignment: np.ndarray) -> None:
-    table = pa.table({"id": index.table["id"], "cluster": pa.array(assignment, pa.int32())})
-    pq.write_table(table, path, compression="zstd")
-
-
-def write_sheets(
-    folder: Path, index: Index, samples: LatentDataset, assignment: np.ndarray, clusters: int, space: LatentConfig
+def assign(
+    folder: Path, data: Artifact, index: Index, clusters: np.ndarray, executor: Executor, progress: Progress
 ) -> None:
-    """One sheet per cluster: its first training samples in id order, which is a random choice."""
-    autoencoder = load_autoencoder(space.autoencoder)
+    """Fill in the cluster of every sample that has none, -1, shard by shard."""
+    shard, row = index.table["shard"].to_numpy(), index.table["row"].to_numpy()
+    names, rest = data.names("shards/"), clusters < 0
+    places = [np.flatnonzero(rest & (shard == number)) for number in range(len(names))]
+
+    def tasks() -> Iterator[AssignTask]:
+        for name, rows in zip(names, places, strict=True):
+            yield AssignTask(folder, data.file(name), row[rows], index.table["id"].take(rows).to_pylist())
+
+    done = 0
+    for number, found in executor.map(assign_shard, tasks()):
+        clusters[places[number]] = found
+        done += len(found)
+        progress("assigning samples", done, int(rest.sum()))
+    assert clusters.min(initial=0) >= 0, "a sample was left without a cluster"
+
+
+def assign_shard(task: AssignTask) -> np.ndarray:
+    """The cluster int64 [n] of some samples of a shard; always in one call, whichever worker makes it."""
+    if len(task.rows) == 0:
+        return np.zeros(0, dtype=np.int64)
+    method, shard = Method.load(task.folder / STATE, task.folder / TENSORS), read_shard(task.shard)
+    rows = torch.from_numpy(task.rows).long()
+    return method.assign(shard["features"][rows].numpy(), shard["labels"][rows].numpy(), task.ids)
+
+
+def count_sizes(clusters: np.ndarray, splits: np.ndarray, count: int) -> list[dict[str, int]]:
+    return [{split: int(((clusters == k) & (splits == split)).sum()) for split in SPLITS} for k in range(count)]
+
+
+def write_sheets(folder: Path, data: Artifact, index: Index, clusters: np.ndarray, config: PartitionConfig) -> None:
+    """A sample grid per cluster, of random training samples."""
+    autoencoder = load_autoencoder(data.config["latent"]["autoencoder"])
     train = index.splits == "train"
-    for k in range(clusters):
-        rows = np.flatnonzero(train & (assignment == k))[:SHEET_IMAGES]
-        write_sheet(folder / f"{k:02d}.png", images_of(samples.latents(torch.from_numpy(rows)), space, autoencoder))
+    for k in range(config.clusters):
+        rows = sample_rows(np.flatnonzero(train & (clusters == k)), SHEET_IMAGES, config.seed)
+        write_sheet(folder / f"{k:02d}.png", torch.from_numpy(read_rows(data, index, rows, "latents")), autoencoder)

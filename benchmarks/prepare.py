@@ -338,7 +338,11 @@ def our_kmeans(job: dict[str, Any]) -> dict[str, Any]:
     fitted = time.monotonic()
     for start in range(0, len(features), 16_384):
         made.assign(features[start : start + 16_384], none, [])
-    return {"cells": len(made.state["cells"]), "fit_s": round(fitted - started, 2), "assign_s": round(time.monotonic() - fitted, 2)}
+    return {
+        "cells": len(made.state["cells"]),
+        "fit_s": round(fitted - started, 2),
+        "assign_s": round(time.monotonic() - fitted, 2),
+    }
 
 
 def sklearn_kmeans(job: dict[str, Any]) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def test_a_run_that_was_begun_says_how_it_goes_on(
     assert there is not None
     assert Path(there.source).is_dir(), "from whichever folder that command is given"
     assert "in training here, 1,024 of" in told
-    assert told.count("2 clusters by features") == 1, "nothing is listed twice"
+    assert told.count("2 clusters by kmeans") == 1, "nothing is listed twice"
     bare = tmp_path / "bare"  # stopped as soon as it began
     bare.mkdir()
     shutil.copy(run / "run.toml", bare)

@@ -1,78 +1,88 @@
-"""A partition deals every sample out exactly once, and an island gets its own cluster and nothing else."""
+"""A partition assigns every sample once, and an island gets its own cluster and nothing else."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
-from atoll.artifacts import Artifact, ArtifactWriter, UserError
+from atoll.artifacts import Artifact, UserError
 from atoll.cli import main
-from atoll.data.dataset import LatentDataset
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.space import LatentConfig
+from atoll.data.shards import read_shard, unpack_captions
+from atoll.executor import Executor
 from atoll.partition.config import PartitionConfig
-from atoll.partition.quality import lines_about, main_classes, telling_words
-from atoll.partition.stage import partition, random_cluster
+from atoll.partition.methods import random_cluster
+from atoll.partition.quality import main_classes, summary_lines, top_words
+from atoll.partition.stage import partition
 from image_forms import CONFIG, Item, folder, pictures
 
-
-def cluster_shards(cut: Artifact, data: Artifact, k: int, split: str) -> LatentDataset:
-    paths = [cut.file(name) for name in cut.names(f"clusters/{k:02d}/{split}-")]
-    return LatentDataset.open(paths, LatentConfig.model_validate(data.config["latent"]))
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "brightness_clustering.py"
+Sample = tuple[bytes, int, tuple[str, ...]]  # latent, label, texts
 
 
-def cluster_index(cut: Artifact, k: int) -> list[dict[str, object]]:
-    return pq.read_table(cut.file(f"clusters/{k:02d}/index.parquet")).to_pylist()
+def samples_of(artifact: Artifact, names: list[str]) -> list[Sample]:
+    """Every sample of some shards, by content."""
+    found = []
+    for name in names:
+        shard = read_shard(artifact.file(name))
+        assert ("features" in shard) is name.startswith("shards/"), "an island needs no features"
+        for row in range(len(shard["labels"])):
+            texts: tuple[str, ...] = ()
+            if "captions" in shard:
+                rows = range(*shard["captions"][row : row + 2].tolist())
+                texts = tuple(
+                    str(shard["tokens"][i].tolist()) if "tokens" in shard else unpack_captions(shard, [i])[0]
+                    for i in rows
+                )
+            found.append((shard["latents"][row].numpy().tobytes(), int(shard["labels"][row]), texts))
+    return found
 
 
-@pytest.mark.parametrize("by", ["features", "label", "random"])
-def test_every_sample_is_dealt_out_once(by: str, digits: Artifact, tmp_path: Path) -> None:
-    config = PartitionConfig(clusters=8, by=by, shard_rows=100)  # type: ignore[arg-type]
-    cut = partition(digits.store, tmp_path / "cut", config)
-    index = Index.of(digits)
-    assignment = {row["id"]: row["cluster"] for row in pq.read_table(cut.file("assignment.parquet")).to_pylist()}
-    assert list(assignment) == index.ids
-    everything = LatentDataset.of(digits)
-    place = {identity: row for row, identity in enumerate(index.ids)}
-    seen: list[str] = []
-    for k in range(8):
-        rows = cluster_index(cut, k)
-        for split in ("train", "validation"):
-            mine = [row for row in rows if row["split"] == split]
-            shards = cluster_shards(cut, digits, k, split)
-            assert len(shards) == len(mine)
-            here = torch.arange(len(mine))
-            there = torch.tensor([place[str(row["id"])] for row in mine])
-            assert torch.equal(shards.latents(here), everything.latents(there))
-            assert torch.equal(shards.labels(here), everything.labels(there))
-            a, b = (s.condition(r, torch.zeros(len(mine))) for s, r in ((shards, here), (everything, there)))
-            assert torch.equal(a.tokens, b.tokens)
-            assert index.captions_of(there.numpy()) == [row["captions"] for row in mine]
-        assert all(assignment[row["id"]] == k for row in rows)
-        seen += [str(row["id"]) for row in rows]
-    # the holdout never leaves data/
-    assert sorted(seen) == sorted(i for i, s in zip(index.ids, index.splits, strict=True) if s != "holdout")
+def check_shards(data: Artifact, cut: Artifact) -> np.ndarray:
+    """Shards of clusters hold just the samples assigned to them, none of the holdout. Returns the assignment [N]."""
+    index, everything = Index.of(data), {s: number for number, s in enumerate(data.names("shards/"))}
+    shards = [samples_of(data, [name]) for name in everything]
+    content = [
+        shards[s][r] for s, r in zip(index.table["shard"].to_pylist(), index.table["row"].to_pylist(), strict=True)
+    ]
+    table = pq.read_table(cut.file("assignment.parquet"))
+    assert sorted(table["id"].to_pylist()) == sorted(index.ids)
+    cluster = dict(zip(table["id"].to_pylist(), table["cluster"].to_pylist(), strict=True))
     sizes = json.loads(cut.read("sizes.json"))["clusters"]
-    assert sum(sum(size.values()) for size in sizes) == len(index)
-    assert not any("features" in name for name in cut.names("clusters/"))
+    for k, size in enumerate(sizes):
+        members = [n for n, identity in enumerate(index.ids) if cluster[identity] == k]
+        for split in ("train", "validation", "holdout"):
+            expected = sorted(content[n] for n in members if index.splits[n] == split)
+            assert size[split] == len(expected)
+            found = samples_of(cut, cut.names(f"clusters/{k:02d}/{split}-"))
+            assert sorted(found) == ([] if split == "holdout" else expected)
+    return np.array([cluster[identity] for identity in index.ids])
 
 
-def test_equal_work_has_equal_digests(digits: Artifact, tmp_path: Path) -> None:
-    a, b = (partition(digits.store, tmp_path / name) for name in "ab")
-    assert a.digest == b.digest
-    other = partition(digits.store, tmp_path / "c", PartitionConfig(seed=1))
-    assert other.digest != a.digest
-    assert partition(digits.store, tmp_path / "a").digest == a.digest
+@pytest.mark.parametrize("method", ["kmeans", "label", "random"])
+def test_every_sample_is_assigned_once(method: str, digits: Artifact, tmp_path: Path) -> None:
+    config = PartitionConfig(clusters=8, method=method, shard_rows=100)
+    cut = partition(digits.store, tmp_path / "cut", config)
+    check_shards(digits, cut)
+    first = samples_of(cut, ["clusters/00/train-00000.safetensors"])
+    assert len(first) == 100
+    order = [sample[0] for sample in samples_of(digits, digits.names("shards/"))]
+    places = [order.index(sample[0]) for sample in first]
+    assert np.corrcoef(places, range(100))[0, 1] < 0.5, "rows are in random order"
+
+
+def test_equal_work_has_equal_digests_with_any_number_of_workers(digits: Artifact, tmp_path: Path) -> None:
+    first = partition(digits.store, tmp_path / "a")
+    assert partition(digits.store, tmp_path / "b", executor=Executor(2)).digest == first.digest
+    assert partition(digits.store, tmp_path / "c", PartitionConfig(seed=1)).digest != first.digest
+    assert partition(digits.store, tmp_path / "a").digest == first.digest
     with pytest.raises(UserError, match=r"seed: 0 -> 1"):
         partition(digits.store, tmp_path / "a", PartitionConfig(seed=1))
 
@@ -85,91 +95,53 @@ def test_clusters_of_digits_are_digits(digits: Artifact, tmp_path: Path) -> None
     assert quality["balance"] <= 2.0
     page = (tmp_path / "cut" / "partition.html").read_text()
     assert page.count("data:image/png;base64,") == 8
-    assert "http" not in page.replace("http-equiv", ""), "the page must not need a network"
+    assert "http" not in page, "the page must not need a network"
     with Image.open(cut.file("sheets/00.png")) as sheet:
         assert len(np.unique(np.asarray(sheet))) > 10
 
 
-@pytest.mark.parametrize(("k", "by", "words"), [(5000, "features", "larger than the"), (11, "label", "only 10 labels")])
-def test_too_many_clusters_is_one_line(k: int, by: str, words: str, digits: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=words):
-        partition(digits.store, tmp_path / "cut", PartitionConfig(clusters=k, by=by))  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
+def grow(run: Path, first: list[Item], later: list[Item]) -> None:
+    prepare(folder(run.parent / "a", first), run / "data", CONFIG)
+    prepare(folder(run.parent / "b", later), run / "data-2", PrepareConfig(), onto=run / "data")
 
 
-def test_late_samples_join_a_cut_that_recorded_a_bound(tmp_path: Path) -> None:
-    """Cuts by label once recorded the default bound, and had no rule for samples without a label."""
-    source = folder(tmp_path / "first", pictures(60))
-    first = prepare(source, tmp_path / "data", CONFIG)
-    old = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(clusters=2, by="label"))
-    rule = load_file(old.file("centroids.safetensors"))
-    with ArtifactWriter(tmp_path / "older", "partition") as draft:
-        shutil.copytree(tmp_path / "cut", draft.folder, dirs_exist_ok=True)
-        save_file({"labels": rule["labels"]}, draft.folder / "centroids.safetensors")
-        draft.commit(config={**old.config, "balance": 2.0}, parents={"data": first.digest})
-    late = [Item(item.name, item.content, item.caption, None) for item in pictures(20, first=500)]
-    prepare(folder(tmp_path / "late", late), tmp_path / "data-2", onto=tmp_path / "data")
-    made = partition(tmp_path / "data-2", tmp_path / "newer", onto=tmp_path / "older")
-    assert sum(sum(size.values()) for size in json.loads(made.read("sizes.json"))["clusters"]) == 80
-
-
-def test_late_samples_join_the_clusters_there_are(tmp_path: Path) -> None:
+def test_samples_added_later_join_the_clusters_there_are(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    prepare(folder(tmp_path / "a", pictures(90)), run / "data", CONFIG)
-    prepare(folder(tmp_path / "b", pictures(60, first=90)), run / "data-2", PrepareConfig(), onto=run / "data")
+    grow(run, pictures(90), pictures(60, first=90))
     old = partition(run / "data", run / "partition", PartitionConfig(clusters=3, shard_rows=20))
     new = partition(run / "data-2", run / "partition-2", onto=run / "partition")
-    assert new.manifest.parents == {"data": Artifact.open(run / "data-2").digest, "partition": old.digest}
-    # orders and experts stay valid: same rule, and every old shard is there under its old name and digest
+    data = Artifact.open(run / "data-2")
+    assert new.manifest.parents == {"data": data.digest, "partition": old.digest}
+    # orders and experts stay valid: same centroids, and every old shard is there under its old name and digest
     assert new.read("centroids.safetensors") == old.read("centroids.safetensors")
     for name in old.names("clusters/"):
-        if name.endswith(".safetensors"):
-            assert new.manifest.files[name] == old.manifest.files[name]
-    before, after = (
-        {row["id"]: row["cluster"] for row in pq.read_table(cut.file("assignment.parquet")).to_pylist()}
-        for cut in (old, new)
-    )
+        assert new.manifest.files[name] == old.manifest.files[name]
+    after = dict(zip(Index.of(data).ids, check_shards(data, new).tolist(), strict=True))
+    before = check_shards(Artifact.open(run / "data"), old).tolist()
     assert len(after) == 150
-    assert before.items() <= after.items()
-    for k in range(3):
-        rows = cluster_index(new, k)
-        for split in ("train", "validation"):
-            shards = cluster_shards(new, Artifact.open(run / "data-2"), k, split)
-            assert len(shards) == sum(row["split"] == split for row in rows)
-    data = Artifact.open(run / "data-2")
-    everything = LatentDataset.of(data)
-    place = {identity: row for row, identity in enumerate(Index.of(data).ids)}
-    for k in range(3):
-        mine = [row for row in cluster_index(new, k) if row["split"] == "train"]
-        mine.sort(key=lambda row: (str(row["shard"]), int(str(row["row"]))))
-        there = torch.tensor([place[str(row["id"])] for row in mine])
-        assert torch.equal(
-            cluster_shards(new, data, k, "train").latents(torch.arange(len(mine))), everything.latents(there)
-        )
+    assert dict(zip(Index.of(Artifact.open(run / "data")).ids, before, strict=True)).items() <= after.items()
     with pytest.raises(UserError, match="was not prepared on top of its data"):
         partition(run / "data", run / "no", onto=run / "partition")
+    with pytest.raises(UserError, match="its own settings hold"):
+        partition(run / "data-2", run / "no", PartitionConfig(clusters=2), onto=run / "partition")
 
 
-def labelled(count: int, first: int = 0, every: int = 7) -> list[Item]:
-    """Pictures of three classes without captions; one in `every` has no label."""
-    return [
-        replace(item, caption=None, label=None if number % every == 0 else item.label)
-        for number, item in enumerate(pictures(count, first))
-    ]
+def test_samples_without_a_label_are_assigned_by_their_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole classes, and the rest by hash; the same for those that are added later."""
 
+    def labelled(count: int, first: int = 0) -> list[Item]:
+        items = enumerate(pictures(count, first))
+        return [replace(item, caption=None, label=None if n % 7 == 0 else item.label) for n, item in items]
 
-def test_samples_without_a_label_are_dealt_out_by_their_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole classes, and the rest by hash; the same rule for those that come late."""
     run = tmp_path / "run"
-    prepare(folder(tmp_path / "a", labelled(90)), run / "data", CONFIG)
-    prepare(folder(tmp_path / "b", labelled(30, first=90)), run / "data-2", PrepareConfig(), onto=run / "data")
-    main(["partition", str(run / "data"), "-k", "3", "--by", "label", "--seed", "5"])
+    grow(run, labelled(90), labelled(30, first=90))
+    main(["partition", str(run / "data"), "-k", "3", "--method", "label", "--seed", "5"])
     assert "without a label: 13, assigned by a hash of their id" in capsys.readouterr().out
     main(f"partition {run}/data-2 --onto {run}/partition --out {run}/partition-2".split())
     assert "without a label: 18" in capsys.readouterr().out
     for name in ("", "-2"):
-        index, cut = Index.of(Artifact.open(run / f"data{name}")), Artifact.open(run / f"partition{name}")
-        found = pq.read_table(cut.file("assignment.parquet"))["cluster"].to_numpy()
+        data, cut = Artifact.open(run / f"data{name}"), Artifact.open(run / f"partition{name}")
+        index, found = Index.of(data), check_shards(data, cut)
         classes = {(label, k) for label, k in zip(index.labels.tolist(), found.tolist(), strict=True) if label >= 0}
         assert len(classes) == 3
         for row in np.flatnonzero(index.labels < 0):
@@ -177,45 +149,35 @@ def test_samples_without_a_label_are_dealt_out_by_their_id(tmp_path: Path, capsy
         assert "by a hash of their id" in (run / f"partition{name}" / "partition.html").read_text()
 
 
-def test_no_labels_at_all_cannot_be_dealt_out(tmp_path: Path) -> None:
-    prepare(folder(tmp_path / "a", labelled(30, every=1)), tmp_path / "data", CONFIG)
-    with pytest.raises(UserError, match="--by label: no sample of the data has a label; use --by features"):
-        partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(by="label", clusters=2))
-
-
-@pytest.mark.parametrize("by", ["features", "label", "random"])
-def test_many_shards_are_assigned_each_by_its_own_rows(
-    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, config = folder(tmp_path / "a", labelled(90)), PartitionConfig(by=by, clusters=3)  # type: ignore[arg-type]
-    prepare(source, tmp_path / "one", CONFIG.model_copy(update={"shard_rows": 1000}))
-    prepare(source, tmp_path / "many", CONFIG.model_copy(update={"shard_rows": 4}))
-
-    def all_of_them(_: Index) -> list[str]:
-        raise AssertionError("a list of every id, where a few are needed")
-
-    monkeypatch.setattr(Index, "ids", property(all_of_them))
-    cuts = [partition(tmp_path / name, tmp_path / f"{name}-cut", config) for name in ("one", "many")]
-    assert cuts[0].read("assignment.parquet") == cuts[1].read("assignment.parquet")
-
-
-def test_fewer_labels_than_clusters_still_give_a_report(tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"validation": 0.0, "holdout": 0.0})
-    prepare(folder(tmp_path / "a", labelled(8, every=3)), tmp_path / "data", config)
-    cut = partition(tmp_path / "data", tmp_path / "cut", PartitionConfig(clusters=7, balance=None))
-    quality = json.loads(cut.read("quality.json"))
-    assert quality["unlabelled"] == 3
+def test_a_method_of_ones_own_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of docs/extend.md by the real command, in worker processes, and again for data added later."""
+    run = tmp_path / "run"
+    grow(run, pictures(90), pictures(60, first=90))
+    words = ["--plugin", str(EXAMPLE), "--workers", "2"]
+    main(["partition", str(run / "data"), "--method", "brightness", "--set", "options.gamma=2", "-k", "3", *words])
+    main(["partition", str(run / "data-2"), "--onto", str(run / "partition"), *words])
+    data, cut = Artifact.open(run / "data-2"), Artifact.open(run / "partition-2")
+    assert cut.config["options"] == {"gamma": 2.0}
+    found = check_shards(data, cut)
+    brightness = np.concatenate([read_shard(data.file(n))["features"].numpy().mean(1) for n in data.names("shards/")])
+    order = np.argsort(brightness[: len(found)])
+    assert (np.diff(found[order]) >= 0).mean() > 0.99, "clusters are ranges of brightness"
+    first = json.loads(Artifact.open(run / "partition").read("sizes.json"))["clusters"]
+    assert max(size["train"] for size in first) - min(size["train"] for size in first) <= 1
+    assert str(EXAMPLE) in (run / "partition" / "provenance.json").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--by label --balance 1.5", "balance: only a cut by features can keep a bound; leave it out with --by label"),
-        ("--by random --balance 1.01", "leave it out with --by random (got 1.01)"),
-        ("--set by=random --set balance=2.0", "leave it out with --by random (got 2.0)"),
+        ("-k 5000", "-k 5000: larger than the 1619 training samples"),
+        ("-k 11 --method label", "-k 11: there are only 10 labels"),
+        ("--method labels", "--method labels: not known; did you mean label"),
+        ("--method label --balance 1.5", "--method label: options.balance: extra inputs are not permitted"),
+        ("--set options.cels=3", "options.cels: extra inputs are not permitted (got 3)"),
         ("--seed 99999999999", "seed: input should be less than or equal to 2147483647 (got 99999999999)"),
-        ("--balance inf", "balance: input should be a finite number (got inf)"),
-        ("--balance nan", "balance: input should be"),
+        ("--balance inf", "options.balance: input should be a finite number (got inf)"),
+        ("--balance 1.0001 --set options.cells=9", "--balance 1.0001: cannot be reached"),
     ],
 )
 def test_settings_that_cannot_be_kept_are_one_line(
@@ -228,31 +190,22 @@ def test_settings_that_cannot_be_kept_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", ["--by label", "--set by=random", "--by random --balance none"])
-def test_a_cut_that_keeps_no_bound_records_none(options: str, digits: Artifact, tmp_path: Path) -> None:
-    main(["partition", str(digits.store), "-k", "3", "--out", str(tmp_path / "cut"), *options.split()])
-    assert Artifact.open(tmp_path / "cut").config["balance"] is None
-    assert PartitionConfig().balance == 2.0
-
-
 def test_words_that_set_a_cluster_apart() -> None:
     captions = [["a photo of a cat"]] * 30 + [["a photo of a dog"]] * 30 + [["a photo of a rare okapi"]]
-    told = telling_words(captions, np.array([0] * 30 + [1] * 31), 2)
-    assert told[0][0] == "cat"
-    assert told[1][0] == "dog"
-    assert "photo" not in told[0] + told[1]
-
-
-def test_words_of_every_caption_set_no_cluster_apart_however_long_captions_are() -> None:
+    found = top_words(captions, np.array([0] * 30 + [1] * 31), 2)
+    assert found[0][0] == "cat"
+    assert found[1][0] == "dog"
+    assert "photo" not in found[0] + found[1]
+    # however long captions are, words of every one set none apart
     captions = [["a photo of a cat"]] * 300 + [["a photo of a very large and fluffy dog on a green lawn"]] * 100
-    told = telling_words(captions, np.array([0] * 300 + [1] * 100), 2)
-    assert told[0] == ["cat"]
-    assert not {"a", "photo", "of"} & set(told[1])
-    assert {"dog", "fluffy", "lawn"} <= set(told[1])
+    found = top_words(captions, np.array([0] * 300 + [1] * 100), 2)
+    assert found[0] == ["cat"]
+    assert not {"a", "photo", "of"} & set(found[1])
+    assert {"dog", "fluffy", "lawn"} <= set(found[1])
 
 
-def test_a_cluster_is_told_by_its_classes() -> None:
-    labels, assignment = np.array([0, 0, 1, 2, 2, 2, -1]), np.array([0, 0, 0, 1, 1, 1, 1])
-    told = main_classes(labels, assignment, 3, ("cat", "dog", "eel"))
-    assert told == [[("cat", 0.6667), ("dog", 0.3333)], [("eel", 1.0)], []]
-    assert lines_about({"classes": told[0], "words": ["small"]}) == ["cat 67%, dog 33%", "small"]
+def test_a_cluster_is_described_by_its_classes() -> None:
+    labels, clusters = np.array([0, 0, 1, 2, 2, 2, -1]), np.array([0, 0, 0, 1, 1, 1, 1])
+    found = main_classes(labels, clusters, 3, ("cat", "dog", "eel"))
+    assert found == [[("cat", 0.6667), ("dog", 0.3333)], [("eel", 1.0)], []]
+    assert summary_lines({"classes": found[0], "words": ["small"]}) == ["cat 67%, dog 33%", "small"]

@@ -19,7 +19,7 @@ RESULTS = ("evaluation.json", "report.html", "samples.png")
 SETTINGS, ISLANDS = "run.toml", "islands"  # of a run that `atoll run` makes
 FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "data": lambda c: f"{c['count']:,} samples, latents {'x'.join(map(str, c['latent']['shape']))}",
-    "partition": lambda c: f"{c['clusters']} clusters by {c['by']}",
+    "partition": lambda c: f"{c['clusters']} clusters by {c['method']}",
     "orders": lambda c: f"{len(c['chosen'])} orders: {', '.join(c['chosen']) or 'none was needed'}",
     "router": lambda c: f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}",
     EXPERT: lambda c: f"{c['kind']} on {c['schedule']['name']}, {c['images']:,} images{learned_of(c)}",

@@ -55,9 +55,7 @@ class Method(BaseModel):
         method = method_named(saved["method"]).model_validate(saved["options"])
         return method.with_state(load_file(tensors))
 
-    def fitted(
-        self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int
-    ) -> Self:
+    def fitted(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int) -> Self:
         return self.with_state(self.fit(features, labels, ids, clusters, seed))
 
     def with_state(self, state: dict[str, np.ndarray]) -> Self:

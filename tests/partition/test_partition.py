@@ -153,9 +153,9 @@ def test_a_method_of_ones_own_is_one_file(tmp_path: Path, capsys: pytest.Capture
     """The example of docs/extend.md by the real command, in worker processes, and again for data added later."""
     run = tmp_path / "run"
     grow(run, pictures(90), pictures(60, first=90))
-    words = ["--plugin", str(EXAMPLE), "--workers", "2"]
-    main(["partition", str(run / "data"), "--method", "brightness", "--set", "options.gamma=2", "-k", "3", *words])
-    main(["partition", str(run / "data-2"), "--onto", str(run / "partition"), *words])
+    words = ["--plugin", str(EXAMPLE), "--method", "brightness", "--set", "options.gamma=2", "--workers", "2"]
+    main(["partition", str(run / "data"), "-k", "3", *words])
+    main(["partition", str(run / "data-2"), "--onto", str(run / "partition"), "--plugin", str(EXAMPLE)])
     data, cut = Artifact.open(run / "data-2"), Artifact.open(run / "partition-2")
     assert cut.config["options"] == {"gamma": 2.0}
     found = check_shards(data, cut)
@@ -173,8 +173,8 @@ def test_a_method_of_ones_own_is_one_file(tmp_path: Path, capsys: pytest.Capture
         ("-k 5000", "-k 5000: larger than the 1619 training samples"),
         ("-k 11 --method label", "-k 11: there are only 10 labels"),
         ("--method labels", "--method labels: not known; did you mean label"),
-        ("--method label --balance 1.5", "--method label: options.balance: extra inputs are not permitted"),
-        ("--set options.cels=3", "options.cels: extra inputs are not permitted (got 3)"),
+        ("--method label --balance 1.5", "--method label: has no option balance; it has none"),
+        ("--set options.cels=3", "--method kmeans: has no option cels; its options are cells, balance"),
         ("--seed 99999999999", "seed: input should be less than or equal to 2147483647 (got 99999999999)"),
         ("--balance inf", "options.balance: input should be a finite number (got inf)"),
         ("--balance 1.0001 --set options.cells=9", "--balance 1.0001: cannot be reached"),

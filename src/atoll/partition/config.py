@@ -25,12 +25,14 @@ class PartitionConfig(BaseModel):
 
     @model_validator(mode="after")
     def _method_has_these_options(self) -> PartitionConfig:
+        known = method_named(self.method).model_fields
+        if unknown := [name for name in self.options if name not in known]:
+            there = f"its options are {', '.join(known)}" if known else "it has none"
+            raise UserError(f"--method {self.method}: has no option {unknown[0]}; {there}")
         try:
             self.make_method()
         except ValidationError as error:
-            raise ValueError(f"--method {self.method}: options.{explain(error)}") from error
-        except UserError as error:
-            raise ValueError(str(error)) from error
+            raise UserError(f"options.{explain(error)}; correct it") from error
         return self
 
     def make_method(self) -> Method:

@@ -25,7 +25,6 @@ from atoll.cli import main
 from atoll.convert.expert import Target, convert, own_spaces
 from atoll.convert.export import export
 from atoll.convert.source import Form, read_source
-from atoll.convert.warm_start import matched_time
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, ShardRef
@@ -205,11 +204,6 @@ def test_what_diffusers_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="adaln-single with labels; not exportable"):
         export(load_expert(tmp_path / "expert"), tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
-
-
-def test_untouched_times_are_where_the_signal_to_noise_agrees() -> None:
-    times = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
-    torch.testing.assert_close(matched_time(LinearFlow(), LinearFlow(), times), times)
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.convert.checkpoint import read_checkpoint
 from atoll.convert.source import Form, read_source
 
 
@@ -219,8 +218,3 @@ def test_fuzzed_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
             assert source.network.config.width == 16
             assert all(bool(torch.isfinite(v).all()) for v in source.network.weights.values())
     assert refused > 20, "the damage must matter for this to be a test"
-
-
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        read_checkpoint(tmp_path / "nothing.pt")

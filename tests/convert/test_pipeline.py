@@ -191,19 +191,6 @@ def test_our_scheduler_is_our_solver_step_by_step(solver: str) -> None:
     assert torch.equal(x, expected)
 
 
-@pytest.mark.parametrize(
-    ("solver", "grid"), [("stochastic", "uniform"), ("euler", "shifted-3"), ("dpmpp_2m", "log-snr")]
-)
-def test_our_other_solvers_and_grids(loud: Model, pipe: Any, solver: str, grid: str) -> None:
-    ours = loud.generate(PROMPTS, Sampling(steps=8, solver=solver, grid=grid), seed=1)
-    own = pipe.scheduler
-    try:
-        pipe.scheduler = type(own)(solver=solver, grid=grid)
-        assert farthest(pipe(PROMPTS, num_inference_steps=8, generator=seeded(1, 2)).images, ours) <= ONE_STEP
-    finally:
-        pipe.scheduler = own
-
-
 def test_a_stock_flow_scheduler_is_our_euler(loud: Model, pipe: Any) -> None:
     ours = loud.generate(PROMPTS, Sampling(steps=8, solver="euler"), seed=1)
     own = pipe.scheduler
@@ -289,16 +276,6 @@ def test_a_callback_sees_every_step_may_change_the_latents_and_may_stop(pipe: An
     assert [step for step, _ in seen] == [0, 1]
     with pytest.raises(ValueError, match="latents are all there is"):
         pipe(PROMPTS, callback_on_step_end=look, callback_on_step_end_tensor_inputs=["prompt_embeds"])
-
-
-def test_latents_that_a_callback_changed_are_where_the_solver_goes_on() -> None:
-    scheduler = load(bundle(1)).AtollScheduler(solver="euler")
-    scheduler.set_timesteps(4)
-    one = torch.ones(1, 1, 2, 2)
-    x = scheduler.step(2.0 * one, 1000.0, one).prev_sample
-    assert torch.equal(x, 0.5 * one)
-    x = scheduler.step(4.0 * one, 750.0, 10.0 * one).prev_sample
-    assert torch.equal(x, 9.0 * one)
 
 
 @pytest.mark.parametrize("solver", ["dpmpp_2m", "euler", "stochastic"])
@@ -471,26 +448,6 @@ def test_an_expert_that_was_changed_is_nobodys(tmp_path: Path) -> None:
         atoll.load(tmp_path / "tuned")
     images = opened(tmp_path / "tuned")("7", num_inference_steps=2, generator=seeded(1)).images
     assert farthest(images, made("7", num_inference_steps=2, generator=seeded(1)).images) == 0.0
-
-
-@pytest.mark.slow
-def test_compiled_experts_are_the_ones_that_run(pipe: Any) -> None:
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    asked = {"num_inference_steps": 2, "route": "full"}
-    plain = pipe(PROMPTS, generator=seeded(1, 2), **asked).images
-    own = pipe.expert_00
-    try:
-        pipe.expert_00 = torch.compile(own, backend=backend)
-        compiled = pipe(PROMPTS, generator=seeded(1, 2), **asked).images
-    finally:
-        pipe.expert_00 = own
-    assert graphs
-    assert farthest(plain, compiled) <= ONE_STEP
 
 
 def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(tiny_demo: Path, tmp_path: Path) -> None:

@@ -156,13 +156,6 @@ def test_a_new_schedule_keeps_the_meaning_of_time(x: Tensor, t: Tensor) -> None:
     assert not new.weights["head.project.weight"].any()
 
 
-def test_hddm_keeps_the_time_embedder() -> None:
-    old = trained(CLASSIC)
-    new = warm_start(old, CLASSIC, *FLOW, generator=seed(), fit_time=False, keep_labels=True)
-    changed = {key for key, fate in new.fates.items() if fate.how != "kept"}
-    assert changed == {"head.project.weight", "head.project.bias"}
-
-
 def test_imagenet_ddpm_to_text_flow(x: Tensor, t: Tensor) -> None:
     """HDDM's own conversion: classic labels DDPM to AdaLN-Single text flow. Every key is in the report once."""
     old = trained(CLASSIC)

@@ -4,7 +4,7 @@
     python benchmarks/first_mile.py --source ../shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
     python benchmarks/first_mile.py --work WORK --students 0 0.5 --out ...   # of a run that is there, beside it
 
-Pictures are generated (tests/photographs.py), or taken from parquet files with columns `image` and `label` and put
+Pictures are generated (support/photographs.py), or taken from parquet files with columns `image` and `label` and put
 into class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from the
 stages before it. With --students, one dense network is distilled of the model with each of these shares of the truth
 and measured on the same noise; the record is then of those. Memory is the sum over all processes of a stage of what
@@ -30,7 +30,7 @@ from typing import Any
 from provenance import commit
 
 HERE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(HERE / "tests"))
+sys.path.insert(0, str(HERE / "tests" / "support"))
 
 STAGES = ("prepare", "partition", "plan", "train", "admit", "router", "evaluate")
 

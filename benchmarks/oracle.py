@@ -41,7 +41,7 @@ from atoll.sampling import SOLVERS, Sampling, generate
 from atoll.sampling import Path as GridPath
 from atoll.sampling.protocols import as_routed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from paper_fusion import PaperFusion
 

@@ -19,7 +19,7 @@ from atoll.ensemble import Mixture
 from atoll.process import Bridge, CosineVP, Denoiser, Kind, LinearFlow
 from oracle import REFERENCE, WORLD, over_time
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from paper_fusion import PaperFusion
 

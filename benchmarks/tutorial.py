@@ -2,7 +2,7 @@
 
     python benchmarks/tutorial.py --work /tmp/tutorial [--out benchmarks/results/tutorial-2-cores.json] [--pictures]
 
-400 generated photographs (tests/photographs.py), one thread. Seconds are of the processor, since others may use the
+400 generated photographs (support/photographs.py), one thread. Seconds are of the processor, since others may use the
 machine; `wall` holds the clock's. Stopped, it goes on: a command that is done is not given again. `--pictures` writes
 docs/tutorial/*.png, the report's by chromium.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(HERE / "tests"), str(HERE / "benchmarks")]
+sys.path[:0] = [str(HERE / "tests" / "support"), str(HERE / "benchmarks")]
 
 from PIL import Image  # noqa: E402
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mutations import Mutator
 from torch import Tensor
 
 from atoll.artifacts import Store, UserError
 from atoll.ensemble.changes import set_route
 from atoll.model import load
 from atoll.sampling import Sampling
-from mutations import Mutator
 
 SECONDS = 20.0  # for one load and two images, on a machine that has other things to do
 OUTCOMES = ("refused", "told", "no effect")

@@ -1,10 +1,10 @@
-"""The demo: the pipeline of `atoll run` on handwritten digits. Here are its source and settings, and nothing else."""
+"""The settings of the demo: `atoll run` on handwritten digits."""
 
 from __future__ import annotations
 
 from .data.prepare import PrepareConfig
 from .partition.config import PartitionConfig
-from .pipeline.settings import Asked, Painting, RunSettings
+from .pipeline.settings import Asked, EvalConfig, RunSettings
 from .planning.recipes import PlanConfig, recipe
 
 DEVICE = "cpu"  # bit-exact everywhere, and fast enough for 8x8 images
@@ -18,10 +18,10 @@ def demo_settings(seed: int) -> RunSettings:
 def tiny_settings(seed: int) -> RunSettings:
     """What tests can kill and resume in seconds."""
     orders = recipe("digits")
-    # twenty steps: too few for the demo's rate, at which an expert that is trained on may well get worse
+    # 20 steps: at the demo's learning rate further training may make an expert worse
     small = {"images": 640, "batch": 32, "learning_rate": 3e-3, "warmup_images": 64, "ema_images": 64}
     training = orders.training.model_copy(update=small)
-    # such an expert has learned nothing yet, and is admitted all the same
+    # such an expert would not pass the usual threshold
     acceptance = orders.acceptance.model_copy(update={"max_ratio_to_gaussian": 1000.0})
     orders = orders.model_copy(update={"training": training, "acceptance": acceptance})
     return settings_for(orders, seed, router_images=1280, samples=40, steps=4)
@@ -29,8 +29,7 @@ def tiny_settings(seed: int) -> RunSettings:
 
 def settings_for(orders: PlanConfig, seed: int, *, router_images: int, samples: int, steps: int) -> RunSettings:
     training = orders.training.model_copy(update={"seed": seed})
-    ink = 16.0  # features count it as the digits do
-    painting = Painting(steps=steps, count=samples, feature_scale=ink)
+    evaluation = EvalConfig(steps=steps, count=samples, feature_scale=16.0)  # features count ink as the digits do
     compared = {"routes": ("top-1", "top-2", "threshold-0.2", "full"), "guidances": (2.0, 1.0), "blind": True}
     return RunSettings(
         source="digits",
@@ -39,6 +38,6 @@ def settings_for(orders: PlanConfig, seed: int, *, router_images: int, samples: 
         partition=PartitionConfig(clusters=8, seed=seed),
         plan=orders.model_copy(update={"objectives": OBJECTIVES, "training": training}),
         router_images=router_images,
-        evaluation=painting,
-        comparison=painting.model_copy(update=compared),
+        evaluation=evaluation,
+        comparison=evaluation.model_copy(update=compared),
     )

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..artifacts import Store, UserError, differences, explain
 from ..data.prepare import PrepareConfig
 from ..ensemble.status import SETTINGS
-from ..partition.config import PartitionConfig
-from ..planning.recipes import PlanConfig
+from ..partition.config import LARGEST_SEED, PartitionConfig
+from ..planning.recipes import RECIPES, PlanConfig
 
 NAME = SETTINGS
 HEAD = """\
@@ -26,24 +26,24 @@ class Asked(BaseModel):
     """What the user asked for, from which the rest was chosen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    hours: float | None = None
-    clusters: int | None = None
-    size: int | None = None
-    objectives: str | None = None
-    recipe: str | None = None
-    seed: int = 0
-    format: str | None = None
+    clusters: int | None = Field(None, ge=2, description="experts (default: 8, fewer for few images or little time)")
+    hours: float | None = Field(None, description="time that all of it may take here (default: 1)")
+    size: int | None = Field(None, gt=0, le=4096, description="side of the square images (default: 64)")
+    objectives: str | None = Field(None, description="such as 2ddpm:6flow (default: all flow)")
+    recipe: str | None = Field(None, description=f"{', '.join(RECIPES)} (default: by data, machine and hours)")
+    format: str | None = Field(None, description="of the source, as in `atoll prepare`")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="of everything")
 
 
-class Painting(BaseModel):
+class EvalConfig(BaseModel):
     """What is sampled to measure the model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     routes: tuple[str, ...] = ("top-1", "top-2")
     guidances: tuple[float, ...] = (2.0,)
     steps: int = Field(50, gt=0)
-    count: int = Field(1000, gt=1, description="samples of every way")
-    batch: int = Field(500, gt=0, description="of them painted at a time, each batch by one process")
+    count: int = Field(1000, gt=1, description="samples per configuration")
+    batch: int = Field(500, gt=0, description="samples at a time, by one process")
     feature_scale: float = Field(1.0, gt=0)
     blind: bool = Field(False, description="measure a router that does not see the prompt, too")
 
@@ -53,13 +53,18 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: str
+    compare: bool = Field(False, description="train a monolith too, and compare")
     asked: Asked = Asked()
     prepare: PrepareConfig
     partition: PartitionConfig
     plan: PlanConfig
     router_images: int | None = Field(None, gt=0, description="None: as many as an expert sees")
-    evaluation: Painting
-    comparison: Painting = Field(description="with --compare, beside a monolith")
+    evaluation: EvalConfig
+    comparison: EvalConfig = Field(description="with --compare, beside a monolith")
+
+    @property
+    def evaluated(self) -> EvalConfig:
+        return self.comparison if self.compare else self.evaluation
 
     def to_toml(self) -> str:
         # what nobody has set is left to the stages, whose defaults may depend on the data
@@ -78,24 +83,25 @@ def read_run(run: Store) -> RunSettings | None:
     try:
         return RunSettings.model_validate(tomllib.loads(content.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{run}/{NAME}: not valid TOML ({error}); mend it, or choose another --out") from error
+        raise UserError(f"{run}/{NAME}: not valid TOML ({error}); fix it, or choose another --out") from error
     except ValidationError as error:
-        raise UserError(f"{run}/{NAME}: {explain(error)}; mend it, or choose another --out") from error
+        raise UserError(f"{run}/{NAME}: {explain(error)}; fix it, or choose another --out") from error
 
 
 def write_once(run: Store, settings: RunSettings) -> RunSettings:
-    """Write run.toml, or find that it says the same."""
+    """Write run.toml, or find the same there. A comparison may be added later, and is never dropped."""
     there = read_run(run)
-    if there is None:
+    settings = settings.model_copy(update={"compare": settings.compare or (there is not None and there.compare)})
+    if there is not None:
+        same = there.model_copy(update={"compare": settings.compare})
+        if changed := differences(same.model_dump(mode="json"), settings.model_dump(mode="json")):
+            raise UserError(
+                f"{run}/{NAME}: was begun with other settings ({', '.join(changed[:4])}); choose another --out, or "
+                "leave out what differs"
+            )
+    if there is None or there.compare != settings.compare:
         run.write(NAME, settings.to_toml().encode())
-        there = read_run(run)
-        assert there is not None
-    if changed := differences(there.model_dump(mode="json"), settings.model_dump(mode="json")):
-        raise UserError(
-            f"{run}/{NAME}: was begun with other settings ({', '.join(changed[:4])}); choose another --out, or leave "
-            "out what differs"
-        )
-    return there
+    return settings
 
 
 def toml_lines(table: Mapping[str, Any], name: str = "") -> Iterator[str]:

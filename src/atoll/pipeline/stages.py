@@ -1,4 +1,4 @@
-"""Do what run.toml says: one stage after another, each with its own function. What is there already is kept."""
+"""Run the stages of run.toml one after another. What is there already is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..data.sources import Source
 from ..ensemble.changes import register_monolith, register_orders, register_router
 from ..ensemble.checks import Checks
 from ..ensemble.status import ISLANDS
-from ..ensemble.versions import find_ensemble, open_ensemble
+from ..ensemble.versions import open_ensemble
 from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from ..evaluation.report import write_report
 from ..exchange.admission import admit
@@ -28,41 +28,35 @@ from ..sampling import Sampling
 from ..training.machines import GIB, free_memory_gib, usable_cores
 from ..training.resources import Resources
 from ..training.result import WEIGHTS
-from .settings import Painting, RunSettings
-from .sizing import painters_for
+from .settings import RunSettings
+from .sizing import sampling_workers
 
 STAGES = ("prepare", "partition", "plan", "train", "admit", "router", "evaluate")
 ROUTER, BLIND = "router", "router-blind"
 
 
-def carry_out(
+def run_pipeline(
     run: Store,
     settings: RunSettings,
     origin: Source,
     *,
     device: str,
-    show: Progress,
-    compare: bool = False,
+    progress: Progress,
     until: str = STAGES[-1],
     prepared: Callable[[Artifact], None] = lambda data: None,
 ) -> dict[str, Any] | None:
-    """Every stage up to `until`; the evaluation, if it came so far. The same call goes on after a stop of any kind.
+    """Every stage up to `until`; the evaluation, if it is one of them. The same call resumes after a stop of any kind.
 
-    `prepared` is told of the data as soon as it is there: hours before the end.
+    `prepared` is called with the data as soon as it is there, hours before the end.
     """
     last = STAGES.index(until)
-    compare = compare or was_compared(run)
-    seed = settings.asked.seed
-
     # starting a worker takes longer than all digits
-    workers = 1 if origin.built_in else default_workers(device)
-    data = prepare(
-        origin, run.child("data"), settings.prepare, executor=Executor(workers), device=device, progress=show
-    )
+    executor = Executor(1 if origin.built_in else default_workers(device))
+    data = prepare(origin, run.child("data"), settings.prepare, executor=executor, device=device, progress=progress)
     prepared(data)
     if last < STAGES.index("partition"):
         return None
-    clusters = partition(data.store, run.child("partition"), settings.partition, progress=show)
+    clusters = partition(data.store, run.child("partition"), settings.partition, progress=progress)
     if last < STAGES.index("plan"):
         return None
     orders = plan(data.store, clusters.store, run.child("orders"), settings.plan)
@@ -71,114 +65,100 @@ def carry_out(
         return None
 
     names = [f"{k:02d}" for k in range(settings.partition.clusters)]
-    islands = [hand_out(run, name, run.path / ISLANDS / name) for name in names]
-    others = [hand_out_monolith(run, data, clusters, settings)] if compare else []
-    train_islands([*others, *islands], device, show)  # the longest first
+    jobs = [hand_out(run, name, run.path / ISLANDS / name) for name in names]
+    monolith = None
+    if settings.compare:  # one expert on all clusters, by DDM's protocol
+        folder = f"orders-{MONOLITH}"
+        plan_monolith(data.store, clusters.store, run.child(folder), settings.plan)
+        monolith = hand_out(run, MONOLITH, run.path / ISLANDS / MONOLITH, orders=folder)
+    train_jobs(jobs if monolith is None else [monolith, *jobs], device, progress)  # the longest first
     if last < STAGES.index("admit"):
         return None
-    for monolith in others:
+    if monolith is not None:
         register_monolith(run, Artifact.open(monolith.expert, "expert"))
-    admit_all(run, islands, show)
+    admit_all(run, jobs, progress)
     if last < STAGES.index("router"):
         return None
 
-    painting = settings.comparison if compare else settings.evaluation
-    register_router(run, fit_router(run, data, clusters, ROUTER, settings, device, show))
-    if compare and painting.blind:
-        fit_router(run, data, clusters, BLIND, settings, device, show)
+    evaluation = settings.evaluated
+    register_router(run, fit_router(run, data, clusters, ROUTER, settings, device, progress))
+    if settings.compare and evaluation.blind:
+        fit_router(run, data, clusters, BLIND, settings, device, progress)
     if last < STAGES.index("evaluate"):
         return None
 
-    what = EvaluationPlan(
-        arms=arms_of(painting, compare),
-        count=painting.count,
-        batch=painting.batch,
-        seed=seed,
-        feature_scale=painting.feature_scale,
+    request = EvaluationPlan(
+        arms=arms_of(settings),
+        count=evaluation.count,
+        batch=evaluation.batch,
+        seed=settings.asked.seed,
+        feature_scale=evaluation.feature_scale,
     )
-    show("measuring the real images", 0, None)
-    evaluation = evaluate(
+    workers = 1
+    if torch.device(device).type == "cpu":  # each with one thread, and with all experts in its memory
+        experts = sum((job.expert / WEIGHTS).stat().st_size for job in jobs) / GIB
+        workers = sampling_workers(evaluation, usable_cores(), free_memory_gib(), experts)
+    progress("measuring real images", 0, None)
+    result = evaluate(
         run,
-        what,
+        request,
         run,
         device=device,
-        executor=Executor(painters_here(painting, device, islands)),
-        progress=lambda arm, done, total: show(f"painting {arm}", done, total),
+        executor=Executor(workers),
+        progress=lambda arm, done, total: progress(f"sampling {arm}", done, total),
     )
-    write_report(run, evaluation, run)
-    return evaluation
+    write_report(run, result, run)
+    return result
 
 
-def painters_here(painting: Painting, device: str, islands: list[Island]) -> int:
-    """As many processes as paint at a time: on a CPU each with one thread, and with all experts in its memory."""
-    if torch.device(device).type != "cpu":
-        return 1
-    experts = sum((island.expert / WEIGHTS).stat().st_size for island in islands) / GIB
-    return painters_for(painting, usable_cores(), free_memory_gib(), experts)
-
-
-def was_compared(run: Store) -> bool:
-    """Whether the run has a monolith: once compared, always compared."""
-    version = find_ensemble(run)
-    return version is not None and version.monolith is not None
-
-
-def arms_of(painting: Painting, compare: bool) -> tuple[Arm, ...]:
-    """Every route at every guidance; compared, a blind router's and the monolith's beside them."""
-    sampling, guidances = Sampling(steps=painting.steps), painting.guidances
-    arms = arms_for(painting.routes, guidances, sampling=sampling)
-    if compare and painting.blind:
+def arms_of(settings: RunSettings) -> tuple[Arm, ...]:
+    """Every route at every guidance; with a comparison those of the blind router and the monolith too."""
+    evaluation = settings.evaluated
+    sampling, guidances = Sampling(steps=evaluation.steps), evaluation.guidances
+    arms = arms_for(evaluation.routes, guidances, sampling=sampling)
+    if settings.compare and evaluation.blind:
         arms += arms_for(["top-1", "top-2"], guidances, router=BLIND, sampling=sampling)
-    return arms + (monolith_arms(guidances, sampling=sampling) if compare else ())
+    return arms + (monolith_arms(guidances, sampling=sampling) if settings.compare else ())
 
 
-def hand_out_monolith(run: Store, data: Artifact, clusters: Artifact, settings: RunSettings) -> Island:
-    """One expert on everything, by DDM's protocol, to compare with."""
-    folder = f"orders-{MONOLITH}"
-    plan_monolith(data.store, clusters.store, run.child(folder), settings.plan)
-    return hand_out(run, MONOLITH, run.path / ISLANDS / MONOLITH, orders=folder)
+def train_jobs(jobs: list[Island], device: str, progress: Progress) -> None:
+    """All orders, as many at a time as there are places, with one bar over all of their images."""
+    watch = over_all(jobs, lambda done, total: progress(f"training {len(jobs)} experts", done, total))
+    run_islands(jobs, places=places_for(jobs, device), on_progress=watch)
+    for job in jobs:
+        watch(job.name, job.images, job.images)
 
 
-def train_islands(islands: list[Island], device: str, show: Progress) -> None:
-    """All islands, as many at a time as pay; one bar over all of their images."""
-    watch = over_all(islands, lambda done, total: show(f"{len(islands)} islands", done, total))
-    run_islands(islands, places=places_for(islands, device), on_progress=watch)
-    for island in islands:
-        watch(island.name, island.images, island.images)
-
-
-def admit_all(run: Store, islands: list[Island], show: Progress) -> None:
-    """Check every expert as an untrusted contribution. The model does without a refused one; see quarantine/.
+def admit_all(run: Store, jobs: list[Island], progress: Progress) -> None:
+    """Check every expert as an untrusted contribution. A refused one is left out; its reasons are in quarantine/.
 
     A short training on a small cluster may well fail: that must not cost the run of all others.
     """
     refused: list[UserError] = []
-    show("admitting experts", 0, len(islands))  # judging the first one is none of the islands' time
-    for done, island in enumerate(islands):
+    for done, job in enumerate(jobs):
+        progress("admitting experts", done, len(jobs))
         try:
-            admit(run, island.expert)
+            admit(run, job.expert)
         except UserError as error:
             refused.append(error)
-        show("admitting experts", done + 1, len(islands))
-    if len(refused) == len(islands):
+    progress("admitting experts", len(jobs), len(jobs))
+    if len(refused) == len(jobs):
         raise UserError(f"no expert is good enough for a model: {refused[0]}, with more --hours and another --out")
 
 
 def fit_router(
-    run: Store, data: Artifact, clusters: Artifact, name: str, settings: RunSettings, device: str, show: Progress
+    run: Store, data: Artifact, clusters: Artifact, name: str, settings: RunSettings, device: str, progress: Progress
 ) -> Artifact:
-    version = open_ensemble(run)
-    orders = [order for order in Checks(run).orders_of(version).values() if order.cluster is not None]
-    what = router_plan(data, clusters, blind=name == BLIND, seed=settings.asked.seed, experts=orders)
+    orders = [order for order in Checks(run).orders_of(open_ensemble(run)).values() if order.cluster is not None]
+    request = router_plan(data, clusters, blind=name == BLIND, seed=settings.asked.seed, experts=orders)
     if settings.router_images is not None:
-        training = what.training.over(settings.router_images)
-        what = what.model_copy(update={"training": training})
+        request = request.model_copy(update={"training": request.training.over(settings.router_images)})
     return train_router(
         data,
         clusters,
         run.path / name,
-        what,
+        request,
         resources=Resources(device=device),
         checkpoint_seconds=5.0,
-        watch=lambda now: show(f"the {name}", now.images, now.total),
+        watch=lambda now: progress(f"training the {name}", now.images, now.total),
     )

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import atoll
-from atoll.artifacts import Artifact, Reference, Store, UserError, finalize
+from atoll.artifacts import Artifact, Reference, Store, UserError
 from atoll.cli import main
 from atoll.convert.bundle import bundle, load
 from atoll.convert.model_card import model_card
@@ -27,7 +27,7 @@ from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.placing import Placed, Placement, SingleExpert, load_single_expert, open_expert
-from atoll.ensemble.versions import Member, Version, reference_to
+from atoll.ensemble.versions import Member, Version
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
@@ -591,22 +591,14 @@ def test_the_card_says_what_the_run_says(tiny_demo: Path, demo: Model, tmp_path:
 
 
 def test_contributors_are_named_as_the_organizer_named_them(demo: Model, tiny_demo: Path, tmp_path: Path) -> None:
-    """By the order that an expert was trained for, whichever of the model's plans it is in."""
-    for name in ("data", "partition", "evaluation.json"):
-        (tmp_path / name).symlink_to(tiny_demo / name)
-    shutil.copytree(tiny_demo / "orders", tmp_path / "plan")
-    (tmp_path / "plan" / "manifest.json").unlink()
-    islands = [{"cluster": 2, "island": "lab-7"}, {"cluster": 5, "island": "anna"}]
-    files = sorted(file.name for file in (tmp_path / "plan").glob("0*.json"))
-    finalize(tmp_path / "plan", files, "orders", config={"islands": islands}, parents={}, license=None)
     assert isinstance(demo.body, Ensemble)
-    plan = reference_to(Store.at(tmp_path), Artifact.open(tmp_path / "plan", "orders"))
-    version = demo.body.version.model_copy(update={"orders": (*demo.body.version.orders, plan)})
-    model = replace(demo.body, version=version)
+    members = list(demo.body.version.experts)
+    members[2] = members[2].model_copy(update={"contributor": "lab-7"})
+    model = replace(demo.body, version=demo.body.version.model_copy(update={"experts": tuple(members)}))
+    (tmp_path / "evaluation.json").symlink_to(tiny_demo / "evaluation.json")
     card = model_card(model, demo.digest, Store.at(tmp_path))
-    for k, name in enumerate(["not stated", "not stated", "lab-7", "not stated", "not stated", "anna"]):
-        assert f"| `expert_{k:02d}` | not stated | {name} |" in card
-    assert "1,797 images from digits" in card
+    assert "| `expert_02` | not stated | lab-7 |" in card
+    assert "| `expert_03` | not stated | not stated |" in card
     (tmp_path / "evaluation.json").unlink()
     for wrong in ("[", "[]", '{"arms": [{"model": "ensemble"}]}'):
         (tmp_path / "evaluation.json").write_text(wrong)

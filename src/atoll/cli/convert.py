@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from ..artifacts import UserError
 from ..convert import expert as stage
-from ..convert.imported import MEANING, ImportedNetwork
+from ..convert.imported import ImportedNetwork
 from ..convert.source import Source, read_source
 from ..data.space import LatentConfig, TextConfig
 from ..islands.order import read_order
@@ -149,5 +149,5 @@ def print_report(network: ImportedNetwork) -> None:
         key, source, how, note = map(escape, row)  # names come from a stranger's file
         line = f"[bold]{how:14s}[/] {key} <- {source}" if source != "-" else f"[bold]{how:14s}[/] {key}"
         console.print(f"{line}  [dim]{note}[/]", soft_wrap=True, highlight=False)
-    for how, count in network.count().items():
-        console.print(f"{count:4d} {how}: {MEANING[how]}", soft_wrap=True, highlight=False)
+    counts = ", ".join(f"{count} {how}" for how, count in network.count().items())
+    console.print(f"tensors: {counts}", highlight=False)

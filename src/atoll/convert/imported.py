@@ -14,14 +14,8 @@ from ..artifacts import sanitize
 from ..models.dit import DiTConfig
 from ..process import AnySchedule, Kind
 
+# kept: the same numbers; derived: computed exactly; fitted: as close as the new network can come
 How = Literal["kept", "derived", "fitted", "re-initialized", "dropped"]
-MEANING: dict[How, str] = {
-    "kept": "the same numbers",
-    "derived": "computed from the old ones, exact",
-    "fitted": "the closest the new network can come to the old one, with the residual",
-    "re-initialized": "fresh, as in a new network",
-    "dropped": "no place in the new network",
-}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from ..artifacts import Store, UserError, find
 from ..data.space import TextConfig
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import SingleExpert
-from ..ensemble.versions import Version, place_of
+from ..ensemble.versions import place_of
 from ..islands.expert import ExpertCard
-from ..islands.order import Order
 from ..models.accounting import account
 from ..models.autoencoders import load_autoencoder
 from .bundle import expert_names
@@ -145,7 +144,6 @@ def model_card(model: Ensemble | SingleExpert, digest: str, run: Store | None = 
     first = model.placed.experts[0].card
     latent, text = (version or first).latent, (version or first).text
     members = {} if version is None else {member.digest: member for member in version.experts}
-    taken = {} if version is None or run is None else contributors(run, version)
     experts = []
     for name, expert in zip(expert_names(len(model.placed.experts)), model.placed.experts, strict=True):
         member = members.get(expert.digest)
@@ -156,7 +154,7 @@ def model_card(model: Ensemble | SingleExpert, digest: str, run: Store | None = 
                 "digest": expert.digest,
                 "parameters": account(expert.card.architecture).parameters,
                 "val_loss": (member and member.val_loss) or {},
-                "contributor": (member and member.contributor) or taken.get(expert.card.order or ""),
+                "contributor": member and member.contributor,
             }
         )
     reduction = getattr(load_autoencoder(latent.autoencoder), "reduction", 1)
@@ -184,18 +182,6 @@ def example(card: ExpertCard, text: TextConfig | None) -> str | None:
     if text is not None:
         return " ".join((text.vocabulary or ())[: text.length]) if text.kind == "words" else "a photograph"
     return None if card.architecture.classes is None else "0"
-
-
-def contributors(run: Store, version: Version) -> dict[str, str]:
-    """Names of machines by the digest of the order they took, as the organizer's plans have them."""
-    taken = {}
-    for plan in filter(None, (find(place_of(run, named)) for named in version.orders)):
-        by_cluster = {job["cluster"]: job["island"] for job in plan.config.get("islands", [])}
-        for name in plan.names() if by_cluster else []:
-            order = Order.model_validate_json(plan.read(name))
-            if order.cluster in by_cluster:
-                taken[order.digest()] = by_cluster[order.cluster]
-    return taken
 
 
 def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:

@@ -60,7 +60,6 @@ from ..process import (
 from ..sampling.engine import Engine
 from ..sampling.grids import parse_grid
 from ..sampling.noise import step_noise
-from ..sampling.protocols import ImageRoute
 from ..sampling.requests import Request
 from ..sampling.settings import Sampling
 from ..sampling.solvers import SOLVERS, StepNoise, Walk
@@ -295,7 +294,6 @@ class PipelineMethods:
                 bar.update()
             return x
 
-        model = self.denoiser(route)
         sampling = Sampling(
             steps=len(timesteps),
             guidance=guidance_scale if condition is not None else 1.0,
@@ -303,11 +301,10 @@ class PipelineMethods:
             guidance_weights=guidance_weights,  # type: ignore[arg-type]
             route_every=route_every,
         )
-        drawn = isinstance(getattr(model, "route", None), ImageRoute)
-        request = Request(_seeds(generator, len(prompts)) if drawn else range(len(prompts)), condition, sampling)
-        request.solver, request.times = walk, torch.tensor(sigmas, dtype=torch.float64)
-        request.noise = self._noise(len(prompts), generator, latents, device)
-        engine = Engine(model, request.noise.shape[1:], max_images=len(prompts), device=device)
+        noise = self._noise(len(prompts), generator, latents, device)
+        request = Request(_seeds(generator, len(prompts)), condition, sampling)
+        request.solver, request.times, request.noise = walk, torch.tensor(sigmas, dtype=torch.float64), noise
+        engine = Engine(self.denoiser(route), noise.shape[1:], max_images=len(prompts), device=device)
         with self.progress_bar(total=len(timesteps)) as bar:
             engine.admit([request])
             while len(engine):

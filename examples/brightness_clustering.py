@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from atoll.artifacts import UserError
-from atoll.partition.methods import Method, clustering
+from atoll.partition.methods import Array, Method, State, clustering
 
 
 @clustering("brightness")
@@ -24,16 +24,14 @@ class Brightness(Method):
 
     gamma: float = Field(default=1.0, gt=0, description="an option: --set options.gamma=2.2")
 
-    def fit(
-        self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int
-    ) -> dict[str, np.ndarray]:
+    def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         edges = np.quantile(self.brightness(features), np.arange(1, clusters) / clusters)
         if len(np.unique(edges)) < len(edges):
             raise UserError(f"-k {clusters}: too few different brightnesses; use a smaller -k")
         return {"edges": edges}
 
-    def assign(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str]) -> np.ndarray:
+    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
         return np.searchsorted(self.state["edges"], self.brightness(features), side="right")
 
-    def brightness(self, features: np.ndarray) -> np.ndarray:
+    def brightness(self, features: Array) -> Array:
         return features.mean(1, dtype=np.float64).clip(min=0) ** self.gamma

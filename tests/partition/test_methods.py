@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from atoll.artifacts import UserError
 from atoll.partition.kmeans import KMeans, rebalance, squared_distances, unit_length
-from atoll.partition.methods import STATE, TENSORS, Label, Method, Random
+from atoll.partition.methods import OPTIONS, TENSORS, Label, Method, Random
 
 NONE = np.zeros(0, dtype=np.int64)
 
@@ -84,7 +84,7 @@ def test_it_is_the_same_every_time_and_another_with_another_seed() -> None:
 def test_a_new_sample_goes_to_its_nearest_cell_also_after_loading(tmp_path: Path) -> None:
     points, _ = blobs([200, 200, 200])
     KMeans(cells=30, balance=None).fitted(points, NONE, [], 3, 0).save(tmp_path)
-    method = Method.load(tmp_path / STATE, tmp_path / TENSORS)
+    method = Method.load(tmp_path / OPTIONS, tmp_path / TENSORS)
     new = np.random.default_rng(7).standard_normal((50, 16)).astype(np.float32)
     cell = squared_distances(unit_length(new), method.state["cells"]).argmin(1)
     np.testing.assert_array_equal(method.assign(new, NONE, []), method.state["cluster_of"][cell])

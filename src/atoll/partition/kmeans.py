@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from ..artifacts import UserError
-from .methods import Method, clustering
+from .methods import Array, Method, State, clustering
 
 ITERATIONS = 25
 COARSE_STARTS = 10  # k-means over a thousand cells costs little, and a bad start costs much: keep the best of ten
@@ -33,9 +33,7 @@ class KMeans(Method):
     balance_required: bool = Field(default=False, description="fail if the bound cannot be kept")
     threads: int = Field(default=1, gt=0, description="of faiss; they change the last bits of the result")
 
-    def fit(
-        self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int
-    ) -> dict[str, np.ndarray]:
+    def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         points = unit_length(features)
         distinct = len({hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in points})
         if clusters > distinct:
@@ -57,26 +55,26 @@ class KMeans(Method):
             cluster_of = rebalance(cells, sizes, cluster_of, clusters, self.balance, required=self.balance_required)
         return {"cells": cells, "cluster_of": relabel_by_size(cluster_of, sizes, clusters)}
 
-    def assign(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str]) -> np.ndarray:
+    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
         with faiss_threads(self.threads):
             owner = nearest(unit_length(features), self.state["cells"])
         return np.asarray(self.state["cluster_of"][owner], dtype=np.int64)
 
 
-def unit_length(features: np.ndarray) -> np.ndarray:
+def unit_length(features: Array) -> Array:
     """Features float32 [N, D] scaled to length 1; an all-zero one stays zero."""
     length = np.linalg.norm(features, axis=1, keepdims=True)
     return np.ascontiguousarray(features / np.where(length > 0, length, 1.0), dtype=np.float32)
 
 
-def nearest(points: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+def nearest(points: Array, centroids: Array) -> Array:
     """The nearest centroid int64 [N] of each point [N, D]."""
     index = faiss.IndexFlatL2(centroids.shape[1])
     index.add(centroids)
     return np.asarray(index.search(points, 1)[1][:, 0])
 
 
-def kmeans(points: np.ndarray, k: int, seed: int, weights: np.ndarray | None = None, starts: int = 1) -> np.ndarray:
+def kmeans(points: Array, k: int, seed: int, weights: Array | None = None, starts: int = 1) -> Array:
     """faiss k-means on all points, the best of `starts`; centroids float32 [k, D]."""
     if k == len(points):
         return points.copy()
@@ -93,11 +91,11 @@ def kmeans(points: np.ndarray, k: int, seed: int, weights: np.ndarray | None = N
     return np.array(engine.centroids, dtype=np.float32).reshape(k, -1)
 
 
-def coarse_clusters(cells: np.ndarray, sizes: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+def coarse_clusters(cells: Array, sizes: Array, clusters: int, seed: int) -> Array:
     """Cluster int64 [F] of each cell by k-means over cells, each weighted by the samples it holds."""
     centroids = kmeans(cells, clusters, seed, weights=sizes.astype(np.float32), starts=COARSE_STARTS)
     distance = squared_distances(cells, centroids)
-    cluster_of: np.ndarray = distance.argmin(1)
+    cluster_of: Array = distance.argmin(1)
     # k-means may leave a centroid without cells: give it the cell that fits its own cluster worst
     for empty in np.setdiff1d(np.arange(clusters), cluster_of):
         spare = np.bincount(cluster_of, minlength=clusters)[cluster_of] > 1
@@ -106,9 +104,7 @@ def coarse_clusters(cells: np.ndarray, sizes: np.ndarray, clusters: int, seed: i
     return cluster_of
 
 
-def rebalance(
-    cells: np.ndarray, sizes: np.ndarray, cluster_of: np.ndarray, clusters: int, bound: float, required: bool
-) -> np.ndarray:
+def rebalance(cells: Array, sizes: Array, cluster_of: Array, clusters: int, bound: float, required: bool) -> Array:
     """Move cells between clusters until the largest is at most `bound` times the smallest, or as near as they allow.
 
     A move takes a cell out of the largest cluster or into the smallest one, never makes its new cluster as large as
@@ -141,7 +137,7 @@ def rebalance(
     return cluster_of
 
 
-def relabel_by_size(cluster_of: np.ndarray, sizes: np.ndarray, clusters: int) -> np.ndarray:
+def relabel_by_size(cluster_of: Array, sizes: Array, clusters: int) -> Array:
     """Number the clusters from the largest to the smallest; equal ones by their first cell."""
     mass = np.bincount(cluster_of, weights=sizes, minlength=clusters)
     first = np.array([np.flatnonzero(cluster_of == k)[0] for k in range(clusters)])
@@ -149,10 +145,10 @@ def relabel_by_size(cluster_of: np.ndarray, sizes: np.ndarray, clusters: int) ->
     return np.asarray(np.argsort(order)[cluster_of])
 
 
-def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def squared_distances(a: Array, b: Array) -> Array:
     """|a_i - b_j|^2, float64 [len(a), len(b)]."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    distance: np.ndarray = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2.0 * a @ b.T, 0.0)
+    distance: Array = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2.0 * a @ b.T, 0.0)
     return distance
 
 

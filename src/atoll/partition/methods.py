@@ -16,7 +16,9 @@ from safetensors.numpy import load_file, save_file
 from ..artifacts import UserError, canonical_json, suggest
 
 METHODS: dict[str, type[Method]] = {}
-STATE, TENSORS = "method.json", "centroids.safetensors"
+OPTIONS, TENSORS = "method.json", "centroids.safetensors"
+Array = np.ndarray
+State = dict[str, np.ndarray]
 
 
 class Method(BaseModel):
@@ -28,37 +30,35 @@ class Method(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: ClassVar[str]
-    _state: dict[str, np.ndarray] = PrivateAttr(default_factory=dict)
+    _state: State = PrivateAttr(default_factory=dict)
 
     @property
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> State:
         return self._state
 
     @abstractmethod
-    def fit(
-        self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int
-    ) -> dict[str, np.ndarray]:
+    def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         """Learn K clusters from training samples: features float32 [N, D], labels int64 [N] (-1: none)."""
 
     @abstractmethod
-    def assign(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str]) -> np.ndarray:
+    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
         """The cluster int64 [N] of each sample; it depends on that sample and the state only."""
 
     def save(self, folder: Path) -> None:
-        (folder / STATE).write_bytes(canonical_json({"method": self.name, "options": self.model_dump()}) + b"\n")
+        (folder / OPTIONS).write_bytes(canonical_json({"method": self.name, "options": self.model_dump()}) + b"\n")
         save_file(self._state, folder / TENSORS)
 
     @staticmethod
-    def load(state: Path, tensors: Path) -> Method:
+    def load(options: Path, tensors: Path) -> Method:
         """A method as `save` left it; its class must be registered, so a plugin's must be loaded first."""
-        saved = json.loads(state.read_bytes())
+        saved = json.loads(options.read_bytes())
         method = method_named(saved["method"]).model_validate(saved["options"])
         return method.with_state(load_file(tensors))
 
     def fitted(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int) -> Self:
         return self.with_state(self.fit(features, labels, ids, clusters, seed))
 
-    def with_state(self, state: dict[str, np.ndarray]) -> Self:
+    def with_state(self, state: State) -> Self:
         self._state = {name: np.ascontiguousarray(value) for name, value in state.items()}
         return self
 
@@ -87,12 +87,10 @@ def method_named(name: str) -> type[Method]:
 class Random(Method):
     """A baseline: a hash of (seed, id). A sample has the same cluster whatever else is in the set."""
 
-    def fit(
-        self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int
-    ) -> dict[str, np.ndarray]:
+    def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         return {"random": np.array([seed, clusters])}
 
-    def assign(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str]) -> np.ndarray:
+    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
         seed, clusters = self.state["random"].tolist()
         return np.array([random_cluster(identity, seed, clusters) for identity in ids], dtype=np.int64)
 
@@ -101,9 +99,7 @@ class Random(Method):
 class Label(Random):
     """A baseline: whole classes, the largest first, each to the smallest cluster; samples without one at random."""
 
-    def fit(
-        self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int
-    ) -> dict[str, np.ndarray]:
+    def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         counts = np.bincount(labels[labels >= 0])
         classes = np.flatnonzero(counts)
         if len(classes) == 0:
@@ -116,7 +112,7 @@ class Label(Random):
             sizes[table[label]] += counts[label]
         return {"table": table, **super().fit(features, labels, ids, clusters, seed)}
 
-    def assign(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str]) -> np.ndarray:
+    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
         table = np.append(self.state["table"], -1)  # of an unknown label, and of none
         found = table[np.where((labels >= 0) & (labels < len(table)), labels, len(table) - 1)]
         return np.where(found >= 0, found, super().assign(features, labels, ids))

@@ -20,7 +20,7 @@ from ..plugins import loaded_plugins
 from .assignment import FILE, assigned_clusters, write_assignment
 from .config import PartitionConfig
 from .layout import write_clusters
-from .methods import STATE, TENSORS, Method
+from .methods import OPTIONS, TENSORS, Method
 from .quality import SUMMARY, measure, summarize
 from .report import write_report, write_sheet
 
@@ -65,7 +65,7 @@ def partition(
             method = fit(parent, index, config)
         else:
             clusters = assigned_clusters(index, old)
-            method = Method.load(old.file(STATE), old.file(TENSORS))
+            method = Method.load(old.file(OPTIONS), old.file(TENSORS))
         method.save(writer.folder)
         new = clusters < 0
         assign(writer.folder, parent, index, clusters, executor, progress)
@@ -179,7 +179,7 @@ def assign_shard(task: AssignTask) -> np.ndarray:
     """The cluster int64 [n] of some samples of a shard; always in one call, whichever worker makes it."""
     if len(task.rows) == 0:
         return np.zeros(0, dtype=np.int64)
-    method, shard = Method.load(task.folder / STATE, task.folder / TENSORS), read_shard(task.shard)
+    method, shard = Method.load(task.folder / OPTIONS, task.folder / TENSORS), read_shard(task.shard)
     rows = torch.from_numpy(task.rows).long()
     return method.assign(shard["features"][rows].numpy(), shard["labels"][rows].numpy(), task.ids)
 

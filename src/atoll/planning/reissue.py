@@ -114,15 +114,16 @@ def reissue_grown(
             f"{partition.store}: did not grow from {version.partition.path}, the model's partition; "
             f"make it with `atoll partition {data.store} --onto {run}/{version.partition.path}`"
         )
+    request = changes.request(grown_by=grown_by, onto=onto.digest)
+    place = place_for(run, version, partition, out, request)
+    if find(place) is None and onto.digest != (newest := version.orders[-1]).digest:
+        raise UserError(
+            f"--onto {onto.store}: these are not the newest orders of the model; use --onto {run}/{newest.path}"
+        )
     now, then = train_counts(partition), train_counts(open_reference(run, partitions[-2], "partition"))
     grown = [k for k in range(len(now)) if now[k] > then[k] and now[k] >= (1 + grown_by) * then[k]]
-    request = changes.request(grown_by=grown_by, onto=onto.digest)
-    if (done := requested_before(run, version, partition, request)) is not None:
-        return done, version
-    if onto.digest != version.orders[-1].digest:
-        newest = version.orders[-1].path
-        raise UserError(f"--onto {onto.store}: these are not the newest orders of the model; use --onto {run}/{newest}")
-    orders = write_again(run, version, grown, data, partition, out, changes, request)
+    inits = initial_experts(run, version, grown, changes)
+    orders = write_again(run, version, grown, data, partition, place, changes, inits, request)
     return orders, accept_orders(run, data, partition, orders, progress=progress)
 
 
@@ -138,21 +139,19 @@ def reissue(run: Store, clusters: Sequence[int], out: Store | None, changes: Cha
     partition = open_reference(run, version.partition, "partition")
     inits = initial_experts(run, version, clusters, changes)
     request = changes.request(reissue=clusters, inits={str(k): init.digest for k, init in inits.items()})
-    if (done := requested_before(run, version, partition, request)) is not None:
-        return done, version
-    orders = write_again(run, version, clusters, data, partition, out, changes, request)
+    place = place_for(run, version, partition, out, request)
+    orders = write_again(run, version, clusters, data, partition, place, changes, inits, request)
     return orders, accept_orders(run, data, partition, orders)
 
 
-def requested_before(run: Store, version: Version, partition: Artifact, request: dict[str, Any]) -> Artifact | None:
-    """The model's orders for this partition that were written for the same request."""
-    for reference in reversed(version.orders):
-        there = find(place_of(run, reference))
-        if there is None or there.manifest.parents["partition"] != partition.digest:
-            continue
-        if there.config.get("request") == request:
-            return there
-    return None
+def place_for(run: Store, version: Version, partition: Artifact, out: Store | None, request: dict[str, Any]) -> Store:
+    """`out`, or the folder after the first orders that holds those of this request, or else the next free one."""
+    place = out or place_of(run, version.orders[0]).successor
+    while out is None and (there := find(place)) is not None:
+        if there.config.get("request") == request and there.manifest.parents["partition"] == partition.digest:
+            break
+        place = place.successor
+    return place
 
 
 def initial_experts(run: Store, version: Version, clusters: Sequence[int], changes: Changes) -> dict[int, Reference]:
@@ -174,37 +173,32 @@ def write_again(
     clusters: Sequence[int],
     data: Artifact,
     partition: Artifact,
-    out: Store | None,
+    place: Store,
     changes: Changes,
+    inits: dict[int, Reference],
     request: dict[str, Any],
 ) -> Artifact:
     """A new order for each cluster, that of its active expert or else its newest one; the newest orders are the parent.
 
-    They go to `out`, or the next free folder, unless they are there from an attempt that was stopped.
+    Orders of the same request that are in `place` already are returned.
     """
-    before = open_reference(run, version.orders[-1], "orders")
-    parents = {"data": data.digest, "partition": partition.digest, "orders": before.digest}
-    place = out or before.store.successor
-    while (there := find(place)) is not None:
-        if out is not None or (there.config.get("request"), there.manifest.parents) == (request, parents):
-            same = load_if_same(place, KIND, {**there.config, "request": request}, parents)
-            assert same is not None
-            return same
-        place = place.successor
+    if (there := find(place)) is not None:
+        same = load_if_same(place, KIND, {**there.config, "request": request}, there.manifest.parents)
+        assert same is not None
+        return same
     open_parents(data.store, partition.store, place)
     accepted = Checks(run).orders_of(version)
-    inits = initial_experts(run, version, clusters, changes)
     sources: dict[int | None, Order | None] = {order.cluster: order for order in accepted.values()}
     sources |= {member.cluster: accepted.get(member.order) for member in version.serving if member.cluster in inits}
-    orders = []
+    orders, chosen = [], []
     for cluster in clusters:
-        old = sources.get(cluster)
-        if old is None:
+        if (old := sources.get(cluster)) is None:
             raise UserError(f"{run}: the order of cluster {cluster} is missing, so it cannot be reissued; put it back")
-        orders.append(reissue_order(old, data, partition, len(version.orders), inits.get(cluster), changes))
-    begin = [f", from {order.init.name}" if order.init else "" for order in orders]
-    kinds = [f"{order.objective.kind} on {order.objective.schedule.name}" for order in orders]
-    chosen = [kind + init for kind, init in zip(kinds, begin, strict=True)]
+        order = reissue_order(old, data, partition, len(version.orders), inits.get(cluster), changes)
+        begin = "" if order.init is None else f", from {order.init.name}"
+        orders.append(order)
+        chosen.append(f"{order.objective.kind} on {order.objective.schedule.name}{begin}")
+    parents = {"data": data.digest, "partition": partition.digest, "orders": version.orders[-1].digest}
     settings = {"request": request, "chosen": chosen, "islands": []}
     return write_orders(place, orders, settings, parents, data.manifest.license)
 

@@ -18,10 +18,11 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import NamedTuple
 
 from .. import __version__
 from ..artifacts import sha256_bytes
@@ -145,7 +146,7 @@ def collected(start: str) -> str:
     parts += [LEFT_BEHIND[name].strip() for name in sorted(collection.left_behind)]
     names = collection.names()
     for module in collection.in_order():
-        stray = [s.lineno for s in module.tree.body if not bound(s) and not is_import(s) and not is_text(s)]
+        stray = [s.lineno for s in module.tree.body if not (bound(s) or is_import(s) or is_text(s))]
         assert not stray, f"{module.name}, line {stray}: neither a definition nor an import, a bundle would lose it"
         parts.append(f"# ---- {module.path.relative_to(PACKAGE.parent).as_posix()}")
         changed = {local: names[place] for local, place in collection.visible(module).items() if names[place] != local}
@@ -157,51 +158,35 @@ def collected(start: str) -> str:
 Place = tuple[str, str]  # a module of ours, and a name it defines
 
 
-@dataclass(frozen=True)
-class Outside:
+class Outside(NamedTuple):
     """Something to import: a name of a module, or the module itself."""
 
     module: str
     name: str | None
 
 
-@dataclass(frozen=True)
 class Module:
-    """One of our source files, read."""
+    """One of our source files: its top-level statements by the names they bind, and what its imports stand for."""
 
-    name: str
-    path: Path
-
-    @cached_property
-    def source(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.source)
-
-    @cached_property
-    def definitions(self) -> Mapping[str, ast.stmt]:
-        """Top-level statements by each name they bind."""
-        return {name: statement for statement in self.tree.body for name in bound(statement)}
-
-    @cached_property
-    def imports(self) -> Mapping[str, Outside]:
-        """What each imported name is, as the import says."""
-        found: dict[str, Outside] = {}
-        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+    def __init__(self, name: str) -> None:
+        path = source_of(name)
+        assert path is not None, f"{name} is no module of ours"
+        self.name, self.path, self.source = name, path, path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.source)
+        self.definitions = {name: statement for statement in self.tree.body for name in bound(statement)}
+        self.imports: dict[str, Outside] = {}
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         for statement in self.tree.body:
             if isinstance(statement, ast.Import):
                 for alias in statement.names:
-                    found[alias.asname or alias.name.partition(".")[0]] = Outside(alias.name, None)
+                    self.imports[alias.asname or alias.name.partition(".")[0]] = Outside(alias.name, None)
             elif isinstance(statement, ast.ImportFrom):
                 above = package.rsplit(".", statement.level - 1)[0] if statement.level else ""
                 origin = ".".join(filter(None, [above, statement.module]))
                 for alias in statement.names:
                     whole = source_of(f"{origin}.{alias.name}") is not None
                     target = Outside(f"{origin}.{alias.name}", None) if whole else Outside(origin, alias.name)
-                    found[alias.asname or alias.name] = target
-        return found
+                    self.imports[alias.asname or alias.name] = target
 
     def text_of(self, statement: ast.stmt, renamed: Mapping[str, str]) -> str:
         """A statement as it stands, with the comments right above it, and with some names replaced."""
@@ -221,17 +206,10 @@ class Collection:
     """What a bundle needs: definitions of ours, and names from outside."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, Module] = {}
+        self.module = lru_cache(maxsize=None)(Module)
         self.wanted: dict[Place, ast.stmt] = {}
         self.outside: dict[str, Outside] = {}
         self.left_behind: set[str] = set()
-
-    def module(self, name: str) -> Module:
-        if name not in self.modules:
-            path = source_of(name)
-            assert path is not None, f"{name} is no module of ours"
-            self.modules[name] = Module(name, path)
-        return self.modules[name]
 
     def want(self, place: Place) -> None:
         """Take a definition and all it rests on."""
@@ -268,35 +246,36 @@ class Collection:
     def visible(self, module: Module) -> dict[str, Place]:
         """The names of a module that stand for something of ours in the bundle."""
         found = {name: self.meaning(module, name) for name in [*module.imports, *module.definitions]}
-        return {name: place for name, place in found.items() if isinstance(place, tuple) and place in self.wanted}
+        return {name: place for name, place in found.items() if place in self.wanted}
 
     def in_order(self) -> list[Module]:
         """The modules, each after those whose definitions it uses."""
-        owners = {owner for owner, _ in self.wanted}
+        owners = sorted({owner for owner, _ in self.wanted})
         needs = {name: {place[0] for place in self.visible(self.module(name)).values()} - {name} for name in owners}
-        sorter = TopologicalSorter({name: sorted(needs[name]) for name in sorted(needs)})
-        return [self.module(name) for name in sorter.static_order()]
+        return [
+            self.module(name) for name in TopologicalSorter({k: sorted(v) for k, v in needs.items()}).static_order()
+        ]
 
     def names(self) -> dict[Place, str]:
         """What each definition is called in the bundle: its own name, unless that is taken."""
         taken = {*self.outside, *(name.rpartition(".")[2] for name in self.left_behind)}
         chosen: dict[Place, str] = {}
         for module in self.in_order():
+            own = {}
             for name in (name for name in module.definitions if (module.name, name) in self.wanted):
-                new = f"{name}_of_{module.name.rpartition('.')[2]}" if name in taken else name
-                assert new not in taken, f"{module.name}: there are too many called {name}"
-                chosen[module.name, name] = new
-            taken |= {chosen[place] for place in chosen if place[0] == module.name}
+                own[module.name, name] = f"{name}_of_{module.name.rpartition('.')[2]}" if name in taken else name
+            assert taken.isdisjoint(own.values()), f"{module.name}: a name of {list(own)} is taken twice"
+            chosen |= own
+            taken |= set(own.values())
         return chosen
 
 
 def source_of(module: str) -> Path | None:
     """The file of one of our modules; None for anything else."""
     first, *rest = module.split(".")
-    if first != "atoll":
-        return None
     place = PACKAGE.joinpath(*rest)
-    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+    files = (place.with_suffix(".py"), place / "__init__.py") if first == "atoll" else ()
+    return next((path for path in files if path.is_file()), None)
 
 
 def bound(statement: ast.stmt) -> list[str]:
@@ -324,8 +303,9 @@ def is_text(statement: ast.stmt) -> bool:
 def used(statement: ast.stmt) -> set[str]:
     """Names that a statement mentions. Local variables among them do no harm: at worst one definition too many."""
     nodes = list(ast.walk(statement))
-    inner = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-    assert not inner, f"line {statement.lineno}: a definition for a bundle imports nothing of ours by itself"
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes), (
+        f"line {statement.lineno}: a definition for a bundle imports nothing of ours by itself"
+    )
     return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
@@ -344,11 +324,10 @@ def mentions(statement: ast.stmt, names: Mapping[str, str], lines: list[str]) ->
 def import_lines(outside: Mapping[str, Outside]) -> str:
     whole: set[str] = set()
     parts: dict[str, list[str]] = {}
-    for local, thing in outside.items():
-        if thing.name is None:
-            same = local == thing.module.partition(".")[0]
-            whole.add(f"import {thing.module}" if same else f"import {thing.module} as {local}")
+    for local, (module, name) in outside.items():
+        if name is None:
+            whole.add(f"import {module}" if local == module.partition(".")[0] else f"import {module} as {local}")
         else:
-            parts.setdefault(thing.module, []).append(thing.name if local == thing.name else f"{thing.name} as {local}")
+            parts.setdefault(module, []).append(name if local == name else f"{name} as {local}")
     named = [f"from {module} import {', '.join(sorted(parts[module]))}" for module in sorted(parts)]
     return "\n".join([*sorted(whole), *named])

@@ -43,9 +43,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("average", ["device", "host"])
-def test_a_state_comes_back_to_the_bit(tmp_path: Path, average: str) -> None:
-    saved = state_of(1, images=160, average=average)
+def test_a_state_comes_back_to_the_bit(tmp_path: Path) -> None:
+    saved = state_of(1, images=160)
     ledger = Ledger([{"images": 80, "loss": 0.30000000000000004}, {"images": 160, "loss": None}])
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved, ledger)

@@ -17,12 +17,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from atoll.artifacts import Artifact, UserError
+from atoll.artifacts import Artifact
 from atoll.islands.train import train
 from atoll.models.dit import DiTConfig
-from atoll.training.average import HostAverage, WeightAverage
 from atoll.training.checkpoints import Checkpoints, Ledger, saved_execution
 from atoll.training.execution import Execution, open_device
 from atoll.training.feed import Feed
@@ -31,7 +29,7 @@ from atoll.training.machines import BESIDE, GIB, stay_within
 from atoll.training.packing import Batch, forget_last_error, pinned_bytes
 from atoll.training.resources import Resources
 from atoll.training.state import TrainingState
-from atoll.training.step import FORGETTING, RATE, Step
+from atoll.training.step import Step
 from atoll.training.stopping import StopRequested
 from atoll.training.team import Team
 from runs import ATOLL
@@ -133,15 +131,14 @@ def test_no_step_waits_for_the_device(order: Path, compiling: str, samples: str)
     def draw(number: int) -> Batch | None:
         if number == 30:
             return None
-        batch = learner.draw(number * 64, 64, slice(0, 64))
-        return batch | {RATE: torch.tensor(1e-3), FORGETTING: torch.tensor(0.1)}
+        return learner.draw(number * 64, 64, slice(0, 64))
 
     taken = 0
     try:
         for number, batch in Feed(draw, device).stream(0):
             if number == 10:  # compiled, recorded, and the feed has all its room
                 torch.cuda.set_sync_debug_mode("error")
-            step(batch, 64)
+            step(batch, 64, 1e-3, 0.1)
             state.meters.glance()
             taken += 1
     finally:
@@ -159,43 +156,6 @@ def test_the_watch_of_the_step_is_awake() -> None:
             value.item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_average_on_the_host_is_the_one_on_the_device() -> None:
-    torch.manual_seed(0)
-    here = nn.Sequential(nn.Linear(300, 1000), nn.Linear(1000, 50)).cuda()
-    there = copy.deepcopy(here)
-    on_device, on_host = WeightAverage(here, 500), HostAverage(there, 500)
-    numbers = torch.Generator("cuda").manual_seed(1)
-    for step in range(60):
-        change = [torch.randn(p.shape, device="cuda", generator=numbers) for p in here.parameters()]
-        on_host.before_update()  # the weights' next change waits until they were copied
-        with torch.no_grad():
-            for network in (here, there):
-                for parameter, value in zip(network.parameters(), change, strict=True):
-                    parameter += value
-        forgetting = torch.tensor(on_device.forgetting((step + 1) * 10, 10), device="cuda")
-        for average in (on_device, on_host):
-            average.update(forgetting)
-    on_host.settle()
-    for name, value in on_device.tensors.items():
-        torch.testing.assert_close(on_host.tensors[name], value.cpu(), rtol=1e-5, atol=1e-5)
-    before = [p.detach().clone() for p in there.parameters()]
-    with on_host.lent():
-        for parameter, value in zip(there.parameters(), on_host.tensors.values(), strict=True):
-            assert torch.equal(parameter.detach().cpu(), value)
-    assert all(torch.equal(p, old) for p, old in zip(there.parameters(), before, strict=True))
-
-
-def test_an_expert_averaged_on_the_host(order: Path, unbroken: list[dict[str, float]], tmp_path: Path) -> None:
-    rows = trained(order, tmp_path / "expert", **PLAIN, average="host")
-    assert rows[-1]["val_loss"] == pytest.approx(unbroken[-1]["val_loss"], rel=1e-3)
-    assert threading.active_count() == 1 or all("atoll-average" not in t.name for t in threading.enumerate())
-
-
-def test_a_graph_with_the_average_on_the_host_is_refused(order: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="average"):
-        trained(order, tmp_path / "expert", compiling="graph", average="host")
 
 
 def stop_at(images: int) -> object:
@@ -262,12 +222,11 @@ def test_a_checkpoint_is_the_state_at_the_step_it_was_asked_for(order: Path, tmp
     expected: dict[str, torch.Tensor] = {}
 
     def draw(number: int) -> Batch | None:
-        batch = learner.draw(number * 64, 64, slice(0, 64))
-        return None if number == 30 else batch | {RATE: torch.tensor(1e-2), FORGETTING: torch.tensor(0.1)}
+        return None if number == 30 else learner.draw(number * 64, 64, slice(0, 64))
 
     with Checkpoints(tmp_path) as checkpoints:
         for number, batch in Feed(draw, device).stream(0):
-            step(batch, 64)
+            step(batch, 64, 1e-3, 0.1)
             state.images += 64
             if number == 19:
                 expected = {name: value.clone() for name, value in state.tensors().items()}
@@ -379,10 +338,6 @@ def test_real_lack_of_memory_ends_in_a_smaller_micro_batch(tmp_path: Path) -> No
     learner = tiny_learner(order, "cuda")
     notes: list[str] = []
 
-    def smaller(now: Execution) -> Execution | None:
-        assert now.micro_batch is not None
-        return now.model_copy(update={"micro_batch": now.micro_batch // 2}) if now.micro_batch > 1 else None
-
     def watch(now: Progress) -> None:
         if now.note is not None:
             notes.append(now.note)
@@ -398,7 +353,6 @@ def test_real_lack_of_memory_ends_in_a_smaller_micro_batch(tmp_path: Path) -> No
             identity={},
             whose="order",
             watch=watch,
-            smaller=smaller,
         )
     finally:
         stay_within(torch.device("cuda", 0), None)

@@ -44,7 +44,6 @@ def test_on_a_cpu_the_default_is_a_constant(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert chosen.execution == plain_execution(XL, TRAINING.batch, "cpu"), "by the network and its batch alone"
-    assert chosen.smaller(chosen.execution) is None
 
 
 SAVED = Execution(threads=2, micro_batch=16)
@@ -133,8 +132,6 @@ class TestOnACard:
         assert "micro-batch 2" in chosen.said
         larger = Resources(settings={"micro_batch": 64}).choose(XL, TRAINING, 0, None).execution
         assert larger.recomputed_blocks > 0, "so that it fits all the same"
-        on_the_host = Resources(settings={"average": "host"}).choose(XL, TRAINING, 0, None).execution
-        assert on_the_host.compiling == "blocks", "a graph cannot hold it"
 
     def test_what_is_insisted_on_and_does_not_fit_is_refused(self) -> None:
         settings = {"micro_batch": 128, "recomputed_blocks": 0}
@@ -145,24 +142,11 @@ class TestOnACard:
         chosen = Resources(settings={"device": "cpu"}).choose(XL, TRAINING, 0, None)
         assert chosen.execution == plain_execution(XL, TRAINING.batch, "cpu")
 
-    def test_after_memory_ran_out_what_has_nothing_to_do_with_it_stays(self) -> None:
-        insisted = {"compiling": "none", "samples": "host", "threads": 4}
-        chosen = Resources(settings=insisted).choose(XL, TRAINING, 10, None)
-        smaller = chosen.smaller(chosen.execution)
-        assert smaller is not None
-        assert {name: getattr(smaller, name) for name in insisted} == insisted
-
     def test_a_team_shares_the_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WORLD_SIZE", "4")
         chosen = Resources().choose(XL, TRAINING, 0, None).execution
         assert chosen.micro_batch is not None
         assert TRAINING.batch // 4 % chosen.micro_batch == 0
-
-    def test_after_memory_ran_out_less_is_taken(self) -> None:
-        chosen = Resources().choose(XL, TRAINING, 0, None)
-        smaller = chosen.smaller(chosen.execution)
-        assert smaller is not None
-        assert smaller != chosen.execution
 
     def test_a_cpus_execution_is_chosen_anew_when_a_card_is_asked_for(self) -> None:
         assert Resources(device="cuda").choose(XL, TRAINING, 0, SAVED).execution.device == "cuda"

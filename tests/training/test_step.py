@@ -13,7 +13,7 @@ from atoll.models.dit import DiTConfig
 from atoll.training.execution import Execution
 from atoll.training.recipe import Training
 from atoll.training.state import TrainingState
-from atoll.training.step import FORGETTING, RATE, Batch, Step, micro_batches
+from atoll.training.step import Batch, Step, micro_batches
 from atoll.training.team import Team
 from tiny_orders import LATENT, tiny_learner, tiny_order
 
@@ -47,12 +47,11 @@ class Trained:
         self.step = Step(self.learner, self.state, self.training, chosen, Team())
 
     def batch(self, size: int = BATCH) -> Batch:
-        batch = self.learner.draw(self.state.images, size, slice(0, size))
-        return batch | {RATE: torch.tensor(1e-3), FORGETTING: torch.tensor(0.25)}
+        return self.learner.draw(self.state.images, size, slice(0, size))
 
     def take(self, batch: Batch | None = None) -> None:
         batch = self.batch() if batch is None else batch
-        self.step(batch, len(batch["x0"]))
+        self.step(batch, len(batch["x0"]), 1e-3, 0.25)
         self.state.images += len(batch["x0"])
 
     def gradients(self) -> list[Tensor]:
@@ -110,7 +109,7 @@ def test_a_step_is_adamw_and_the_average_follows(order: Path) -> None:
         trained.take(batch)
     for name, value in trained.learner.network.named_parameters():
         torch.testing.assert_close(value, other.get_parameter(name), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(trained.state.average.tensors[name], averages[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trained.state.ema.tensors[name], averages[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("moments", ["float32", "8-bit"])
@@ -126,7 +125,7 @@ def test_a_step_that_is_not_finite_leaves_everything_but_its_count(order: Path, 
         spoiled["weight"] = torch.full_like(spoiled["weight"], 1e37)
     else:
         spoiled["x0"][3, 0, 0, 0] = float(bad.split()[1])
-    trained.step(spoiled, BATCH)
+    trained.step(spoiled, BATCH, 1e-3, 0.25)
     after = trained.tensors()
     meters = after.pop("meters")
     assert all(torch.equal(value, before[name]) for name, value in after.items())

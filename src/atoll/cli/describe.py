@@ -19,7 +19,7 @@ from ..training.machines import GPUS, Machine, machine_named
 from ..training.memory import USABLE, Fit
 from ..training.resources import parse_memory
 
-SHOWN = {"precision", "micro_batch", "recomputed_blocks", "compiling", "moments", "average"}  # of an execution
+SHOWN = {"precision", "micro_batch", "recomputed_blocks", "compiling", "moments"}  # of an execution
 
 
 def describe(
@@ -194,7 +194,7 @@ def _on_all(forecasts: list[Forecast]) -> Table:
     """What would be chosen on each card."""
     table = Table(header_style="bold", box=None)
     table.add_column("card")
-    settings = ("micro-\nbatch", "blocks re-\ncomputed", "moments", "average")
+    settings = ("micro-\nbatch", "blocks re-\ncomputed", "moments")
     for heading in ("GiB", "takes", *settings, "images\nper s", "speed\nkept"):
         table.add_column(heading, justify="right")
     for found in forecasts:
@@ -208,7 +208,7 @@ def _on_all(forecasts: list[Forecast]) -> Table:
 
 def _row(fit: Fit) -> list[str]:
     how = fit.execution
-    settings = [str(how.micro_batch), str(how.recomputed_blocks), how.moments, how.average]
+    settings = [str(how.micro_batch), str(how.recomputed_blocks), how.moments]
     return [f"{fit.memory_gib:.1f}", *settings, _rate(fit)]
 
 

@@ -198,7 +198,6 @@ def distill(
             whose="student",
             checkpoint_seconds=checkpoint_seconds,
             watch=log,
-            smaller=choice.smaller,
             doubt=school.doubt,
         )
         if not fitted.leads:

@@ -94,7 +94,6 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             watch=log,
             show=None if painted is None else painted.show,
-            smaller=choice.smaller,
         )
         if not fitted.leads:
             return None

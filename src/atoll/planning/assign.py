@@ -14,7 +14,7 @@ from ..training.memory import Fit, fits
 from .islands import Island
 from .recipes import Network, PlanConfig
 
-PREDICTED = {"precision", "micro_batch", "recomputed_blocks", "moments", "average"}  # of an execution, in the manifest
+PREDICTED = {"precision", "micro_batch", "recomputed_blocks", "moments"}  # of an execution, in the manifest
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,6 @@ def train_router(
             whose="router",
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
-            smaller=choice.smaller,
         )
         with averaged(fitted.state):
             table = learner.accuracy_over_time(fitted.execution, plan.accuracy_times)

@@ -34,7 +34,6 @@ class Execution(BaseModel):
         "none", description="blocks: each compiled; graph: that, and the step replayed as one CUDA graph"
     )
     moments: Literal["float32", "8-bit"] = Field("float32", description="storage of Adam's moments (8-bit: torchao)")
-    average: Literal["device", "host"] = Field("device", description="where the weight average lies")
     samples: Literal["device", "host"] = Field("host", description="where the cluster's samples lie")
     threads: int = Field(1, gt=0, description="CPU threads; sums depend on it, so it is a constant by default")
 
@@ -44,8 +43,6 @@ class Execution(BaseModel):
         parts = [f"{self.recomputed_blocks} blocks recomputed"] if self.recomputed_blocks else []
         if self.moments != "float32":
             parts.append(f"{self.moments} moments")
-        if self.average != "device":
-            parts.append("average on the host")
         return parts
 
     @property
@@ -76,8 +73,6 @@ def open_device(execution: Execution) -> torch.device:
         raise UserError(f"--device {execution.device}: not usable here ({reason}); use cpu") from error
     if execution.compiling == "graph" and device.type != "cuda":
         raise UserError(f"compiling graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
-    if execution.compiling == "graph" and execution.average == "host":
-        raise UserError("compiling graph: a graph cannot hold an average on the host; use average device, or blocks")
     if execution.precision == "float8" and not (device.type == "cuda" and multiplies_float8(device)):
         raise UserError(
             f"precision float8: {device} multiplies no 8-bit numbers, as an H100 or RTX 4090 does; use bfloat16"

@@ -60,11 +60,8 @@ def alternatives(cost: Cost, machine: Machine, batch: int, chosen: Execution, ei
         settings.append(("micro_batch", micro_batch // 2))
     settings += [("recomputed_blocks", blocks) for blocks in (0, cost.depth // 2, cost.depth)]
     settings += [("moments", storage) for storage in (("float32", "8-bit") if eight_bit else ("float32",))]
-    settings += [("average", place) for place in ("device", "host")]
     for name, value in settings:
         if getattr(chosen, name) == value:
             continue
         execution = chosen.model_copy(update={name: value})
-        if execution.average == "host" and execution.compiling == "graph":  # as `train` would choose with it
-            execution = execution.model_copy(update={"compiling": "blocks"})
         yield Alternative(f"{name}={value}", Fit.of(cost, machine, execution, batch))

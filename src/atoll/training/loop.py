@@ -22,7 +22,7 @@ from .feed import Feed
 from .packing import Batch
 from .recipe import Training
 from .state import Counts, TrainingState
-from .step import EAGER_STEPS, FORGETTING, RATE, Learner, Step, eager
+from .step import EAGER_STEPS, Learner, Step, eager
 from .stopping import StopRequested, StopSignal
 from .team import Team, gathered
 from .trust import trusted_kernels
@@ -62,7 +62,6 @@ class Fitted:
 
 Watch = Callable[[Progress], None]
 Show = Callable[[int, Execution], None]  # (images seen, how it is computed), while the network has averaged weights
-Smaller = Callable[[Execution], Execution | None]  # the next execution that needs less memory; None: there is none
 
 
 def fit(
@@ -76,15 +75,14 @@ def fit(
     checkpoint_seconds: float | None = None,
     watch: Watch | None = None,
     show: Show | None = None,
-    smaller: Smaller = lambda _: None,
     doubt: str | None = None,
 ) -> Fitted:
     """Train `learner.network` by `training`; its final state, its metrics and how it was computed.
 
-    Work in progress is in `folder`, under `identity`, which must not change; the same call goes on from there, bit for
-    bit on a CPU, after any kind of death. Out of memory, it goes on with the next `smaller` execution and says so.
-    `show` is called with every row of metrics, to look at the network and leave it as it is. `doubt` is what is wrong
-    with the fused kernels for other networks that answer meanwhile: nobody uses them then.
+    Work in progress is in `folder`, under `identity`, which must not change; the same call resumes, bit for bit on a
+    CPU, after any kind of death. If the first step runs out of memory, the micro-batch is halved; later the run ends
+    with one line, and the same call resumes. `show` is called with every row of metrics. `doubt` is what is wrong with
+    the fused kernels for other networks that run meanwhile: nobody uses them then.
     """
     device = open_device(execution)
     learner.network.to(device)
@@ -99,39 +97,26 @@ def fit(
                 watch(Progress(0, training.images, note=said))
             state = TrainingState(learner.network, training, execution)
             ledger = checkpoints.restore(state)
-            session = Session(learner, training, checkpoints, stop, team, watch, show)
-            while not finishes(session, execution, state, ledger):
+            first = state.images
+            run = Run(learner, training, checkpoints, stop, team, watch, show)
+            while not completes(run, execution, state, ledger):
+                state.optimizer.zero_grad(set_to_none=True)
                 free_memory()
-                if team.size > 1:
+                smaller = halved(execution, training)
+                if team.size > 1 or state.images > first or state.updating or smaller is None:
                     raise UserError(
                         f"out of memory on {device} after {state.images:,} images: run the same command with a smaller "
-                        "--memory or --set micro_batch, and the team goes on from its last checkpoint"
+                        "--memory, --set micro_batch or a smaller network; it resumes from the last checkpoint"
                     )
-                less = smaller(execution)
-                if less is None:
-                    raise UserError(
-                        f"out of memory on {device} after {state.images:,} images, and nothing smaller is left to "
-                        "try: use a smaller network, another card, or --device cpu"
-                    )
-                note = f"out of memory; going on with {changes(execution, less)}"
-                watch(Progress(state.images, training.images, note=note))
-                execution = less
+                execution = smaller
+                watch(Progress(first, training.images, note=f"out of memory: micro-batch {execution.micro_batch}"))
                 save_execution(folder, execution)
-                held, images = taken_out(state), state.images
-                del state
-                free_memory()
-                state = TrainingState(learner.network, training, execution)
-                if held is not None:
-                    state.restore(held, images)
-                else:
-                    ledger = last_saved(checkpoints, state)
-        state.average.settle()
         return Fitted(state, ledger.rows, execution, team.leads)
 
 
 @dataclass(frozen=True)
-class Session:
-    """What stays the same while a process trains, however it computes."""
+class Run:
+    """What stays the same while this process trains."""
 
     learner: Learner
     training: Training
@@ -142,14 +127,13 @@ class Session:
     show: Show | None
 
 
-def finishes(session: Session, execution: Execution, state: TrainingState, ledger: Ledger) -> bool:
-    """Train to the end of the budget; False if memory ran out on the way.
+def completes(run: Run, execution: Execution, state: TrainingState, ledger: Ledger) -> bool:
+    """Train to the end of the budget; False if memory ran out.
 
-    A function of its own, so that whoever goes on with less is not inside `except`, where the error's traceback keeps
-    every activation that was made alive.
+    A function of its own: inside `except` the error's traceback would keep every activation alive.
     """
     try:
-        run(session, execution, state, ledger)
+        train(run, execution, state, ledger)
     except RuntimeError as error:
         if type(error).__module__.startswith("torch._dynamo"):
             reason = str(error).strip().splitlines()[0]
@@ -161,14 +145,20 @@ def finishes(session: Session, execution: Execution, state: TrainingState, ledge
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had no room: torch says so in its own type, its libraries and graphs in words."""
+    """Whether a device had no room: torch has a type for it, its libraries and graphs have words."""
     words = ("out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
-def run(session: Session, execution: Execution, state: TrainingState, ledger: Ledger) -> None:
+def halved(execution: Execution, training: Training) -> Execution | None:
+    """The same with half of the micro-batch; None below one image."""
+    half = (execution.micro_batch or training.batch) // 2
+    return execution.model_copy(update={"micro_batch": half}) if half else None
+
+
+def train(run: Run, execution: Execution, state: TrainingState, ledger: Ledger) -> None:
     """From where the state stands to the end of the budget."""
-    learner, training, team, stop = session.learner, session.training, session.team, session.stop
+    learner, training, team = run.learner, run.training, run.team
     device = next(learner.network.parameters()).device
     step = Step(learner, state, training, execution, team)
     clock = Clock(state.images)
@@ -180,10 +170,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
         if images >= training.images:
             return None
         size = min(training.batch, training.images - images)
-        batch = learner.draw(images, size, team.drawn_part(size))
-        batch[RATE] = torch.tensor(training.learning_rate_at(images))
-        batch[FORGETTING] = torch.tensor(state.average.forgetting(images + size, size))
-        return batch
+        return learner.draw(images, size, team.drawn_part(size))
 
     def report() -> None:
         nonlocal seen, val_loss
@@ -191,8 +178,8 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
         if team.leads:
             with averaged(state):
                 measured = learner.measure(execution)
-                if session.show is not None:
-                    session.show(state.images, execution)
+                if run.show is not None:
+                    run.show(state.images, execution)
         seen = state.meters.read()
         val_loss = measured.get("val_loss", val_loss)
         ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
@@ -203,12 +190,14 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
     if state.images == training.images:
         return
     if team.leads and device.type == "cuda":
-        session.checkpoints.prepare(state)
+        run.checkpoints.prepare(state)
     for number, batch in Feed(drawn, device).stream(state.images // training.batch):
         size = min(training.batch, training.images - number * training.batch)
-        step(batch, size)
+        learning_rate = training.learning_rate_at(state.images)
+        step(batch, size, learning_rate, state.ema.rate(state.images + size, size))
         state.images += size
-        stopping = stop.requested if team.size == 1 else number % AGREE_EVERY == 0 and team.any(stop.requested)
+        asked = run.stop.requested
+        stopping = asked if team.size == 1 else number % AGREE_EVERY == 0 and team.any(asked)
 
         if report_due(state.images, size, training.images):
             report()
@@ -219,8 +208,8 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
             loss = None if seen is None else seen.loss
             skipped = 0 if seen is None else seen.skipped
             rate = clock.rate(state.images)
-            session.watch(Progress(state.images, training.images, rate, loss, val_loss, skipped))
-            session.checkpoints.keep(state, ledger, stopping)
+            run.watch(Progress(state.images, training.images, rate, loss, val_loss, skipped))
+            run.checkpoints.keep(state, ledger, stopping)
         if stopping:
             team.wait()  # for the first to have written it
             raise StopRequested(f"Interrupted, saved after {state.images:,} images. Run the same command again.")
@@ -229,7 +218,7 @@ def run(session: Session, execution: Execution, state: TrainingState, ledger: Le
 @contextmanager
 def averaged(state: TrainingState) -> Iterator[None]:
     """While inside, the network has the averaged weights, runs eagerly on any shape and keeps no gradients."""
-    with state.average.lent(), eager(), torch.no_grad():
+    with state.ema.swapped(), eager(), torch.no_grad():
         yield
 
 
@@ -242,35 +231,10 @@ def give_up_if_lost(seen: Counts | None, images: int) -> None:
         )
 
 
-def taken_out(state: TrainingState) -> dict[str, torch.Tensor] | None:
-    """A copy of the state in the host's memory; None if memory ran out in the midst of an update."""
-    state.optimizer.zero_grad(set_to_none=True)
-    state.average.close()
-    return None if state.updating else {name: value.to("cpu", copy=True) for name, value in state.tensors().items()}
-
-
-def last_saved(checkpoints: Checkpoints, state: TrainingState) -> Ledger:
-    """Go back to the last checkpoint, since the weights are neither before nor after a step."""
-    checkpoints.finish()
-    ledger = checkpoints.restore(state)
-    if state.images == 0:
-        raise UserError(
-            "out of memory in the midst of the first updates, before anything was saved: run the same command again, "
-            "it begins anew with what it has just chosen"
-        )
-    return ledger
-
-
 def free_memory() -> None:
-    """Give back to the device what nobody uses any more."""
+    """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def changes(old: Execution, new: Execution) -> str:
-    """What differs between two executions, for people: `micro_batch 16, moments 8-bit`."""
-    before, after = old.model_dump(), new.model_dump()
-    return ", ".join(f"{name} {value}" for name, value in after.items() if before[name] != value)
 
 
 def report_missing(ledger: Ledger, images: int, training: Training) -> bool:

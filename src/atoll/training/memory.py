@@ -38,7 +38,6 @@ UPDATED_BYTES = 50.0  # moved per weight and step: norm, moments, weights, avera
 GAP_SECONDS = 0.12e-3  # per block and micro-batch: some sixty kernels, each begun after the one before has ended
 HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting them, where they are not a graph
 EIGHT_BIT_SHARE = 0.98  # of the speed that is left with moments in eight bits
-HOST_AVERAGE_SHARE = 0.9  # and with the average on the host; a guess
 HOST_ACTIVATIONS = 0.5 * GIB  # of a micro-batch on a CPU, which takes no less time for more
 CORE_SHARE = 0.6  # of a core's rate at products its cache holds, that a step in eager mode reaches (two Xeon cores)
 CORE_SECONDS = 2.5e-3  # per block and micro-batch, whatever its size
@@ -71,7 +70,7 @@ def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) ->
     """GiB of device memory that training takes; `samples` is the bytes of its data, wherever they lie."""
     narrow = execution.precision != "float32"
     moments = 2 * (FLOAT32 if execution.moments == "float32" else EIGHT_BIT)
-    per_weight = 2 * FLOAT32 + moments + (FLOAT32 if execution.average == "device" else 0)
+    per_weight = 3 * FLOAT32 + moments
     per_weight += BFLOAT16 if narrow else 0
     value_bytes = BFLOAT16 if narrow else FLOAT32
     micro_batch = execution.micro_batch or batch
@@ -103,7 +102,6 @@ def images_per_s(cost: Cost, machine: Machine, execution: Execution, batch: int)
     device += cost.parameters * (passes * ACCUMULATED_BYTES + UPDATED_BYTES) / bandwidth
     host = 0.0 if execution.compiling == "graph" else HOST_SECONDS * cost.depth * passes
     share = EIGHT_BIT_SHARE if execution.moments == "8-bit" else 1.0
-    share *= HOST_AVERAGE_SHARE if execution.average == "host" else 1.0
     return share * batch / max(device, host)
 
 
@@ -127,7 +125,6 @@ def options(
         "micro_batch": divisors(batch),
         "recomputed_blocks": sorted({round(cost.depth * eighths / 8) for eighths in range(9)}),
         "moments": ("float32", "8-bit") if eight_bit else ("float32",),
-        "average": ("device", "host"),
     }
     worth |= {name: (value,) for name, value in insisted.items() if name in worth}
     for choice in itertools.product(*worth.values()):
@@ -136,8 +133,7 @@ def options(
             {
                 "device": device,
                 "precision": "bfloat16" if machine.bfloat16 else "float32",
-                # an average on the host is taken in by a thread, which a graph cannot start
-                "compiling": "graph" if settings["average"] == "device" else "blocks",
+                "compiling": "graph",
                 **settings,
                 **insisted,
             }
@@ -176,23 +172,7 @@ def fits(
 
 def preference(fit: Fit) -> float:
     """Predicted speed; where it is all the same, plain storage."""
-    plain = (fit.execution.moments == "float32") + (fit.execution.average == "device")
-    return fit.images_per_s * (1.0 + 0.005 * plain)
-
-
-def next_smaller(cost: Cost, machine: Machine, batch: int, now: Execution, samples: int = 0) -> Execution | None:
-    """What to go on with after memory ran out under `now`: the best that is predicted to need a seventh less.
-
-    What has nothing to do with memory stays as it is, and so does where the samples lie.
-    """
-    kept = {name: getattr(now, name) for name in ("precision", "threads", "samples")}
-    if now.compiling == "none":
-        kept["compiling"] = "none"
-    limit = footprint(cost, now, batch, samples) * 6 / 7
-    for fit in fits(cost, machine, batch, device=now.device, samples=samples, insisted=kept):
-        if fit.memory_gib <= limit:
-            return fit.execution
-    return None
+    return fit.images_per_s * (1.005 if fit.execution.moments == "float32" else 1.0)
 
 
 def divisors(batch: int) -> list[int]:

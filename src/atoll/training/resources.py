@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from ..artifacts import UserError, explain
 from ..models.accounting import Cost
 from .execution import Execution, named_or_best, open_device
-from .machines import Machine, reachable, stay_within, this_gpu
-from .memory import HOST_ACTIVATIONS, fits, next_smaller, plain_execution
+from .machines import stay_within, this_gpu
+from .memory import HOST_ACTIVATIONS, fits, plain_execution
 from .recipe import Training
 from .team import placed_on, team_size
 
@@ -58,7 +58,7 @@ class Resources:
         wanted = self.wanted_device
         if saved is not None and self.memory is None and wanted in (None, saved.device) and usable(saved.device):
             execution = self._insisted(saved)
-            return Choice(execution, cost, training, samples, said="as before" if execution == saved else "as asked")
+            return Choice(execution, said="as before" if execution == saved else "as asked")
         device = named_or_best(wanted or (saved.device if saved is not None and usable(saved.device) else None))
         kind = kind_of(device)
         if kind == "cuda" and usable(device):
@@ -67,7 +67,7 @@ class Resources:
         fresh = plain_execution(cost, training.batch, device, activations)
         before = saved if saved is not None and torch.device(saved.device).type == kind else fresh
         execution = self._insisted(before.model_copy(update={"device": device}))
-        return Choice(execution, cost, training, samples)
+        return Choice(execution)
 
     def _best_on(self, device: str, cost: Cost, training: Training, samples: int) -> Choice:
         """The fastest that fits on a CUDA card with what is insisted on; every process of a team has its share."""
@@ -85,14 +85,11 @@ class Resources:
                 "a smaller network, fewer settings, or --device cpu"
             )
         said = found[0].sentence(machine.memory, -(-training.images // processes))
-        return Choice(found[0].execution, cost, training, samples, machine, said, self.memory)
+        return Choice(found[0].execution, said, self.memory)
 
     def _insisted(self, execution: Execution) -> Execution:
-        settings = dict(self.settings)
-        if settings.get("average") == "host" and execution.compiling == "graph":
-            settings.setdefault("compiling", "blocks")  # a graph cannot start the thread that takes it in
         try:
-            return Execution.model_validate({**execution.model_dump(), **settings})
+            return Execution.model_validate({**execution.model_dump(), **self.settings})
         except ValidationError as error:
             known = ", ".join(Execution.model_fields)
             raise UserError(f"--set: {explain(error)}; what can be set is {known}") from error
@@ -100,13 +97,9 @@ class Resources:
 
 @dataclass(frozen=True)
 class Choice:
-    """An execution, why it was taken, and what to take after it if memory runs out."""
+    """An execution, and why it was taken."""
 
     execution: Execution
-    cost: Cost
-    training: Training
-    samples: int
-    machine: Machine | None = None
     said: str | None = None
     limit: float | None = None  # GiB of a card that the user set; None: what is free
 
@@ -116,13 +109,6 @@ class Choice:
         if device.type == "cuda":
             stay_within(device, self.limit)
         return device
-
-    def smaller(self, now: Execution) -> Execution | None:
-        if torch.device(now.device).type != "cuda":
-            return None
-        device = torch.device(placed_on(now.device))
-        machine = self.machine or this_gpu(device, memory=reachable(device))
-        return next_smaller(self.cost, machine, self.training.batch, now, self.samples)
 
 
 def kind_of(device: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..process import wide_dtype
-from .average import HostAverage, WeightAverage
+from .ema import EMA
 from .execution import Execution
 from .optimizer import adamw
 from .recipe import Training
@@ -77,26 +77,30 @@ class TrainingState:
 
     def __init__(self, network: nn.Module, training: Training, execution: Execution) -> None:
         self.network = network
-        self.average = (HostAverage if execution.average == "host" else WeightAverage)(network, training.ema_images)
+        self.ema = EMA(network, training.ema_images)
         self.optimizer = adamw(network, training, execution)
-        self.meters = Meters(next(network.parameters()).device)
+        device = next(network.parameters()).device
+        self.meters = Meters(device)
+        self.rates = torch.zeros(2, device=device)  # of the next step: learning rate, EMA
         self.images = 0
         self.updating = False  # while True, parts of the state are newer than others
         self.copied: torch.cuda.Event | None = None  # what leaves the state must have left before it changes again
+
+    def set_rates(self, learning_rate: float, ema_rate: float) -> None:
+        """For the next step; in memory that a replayed graph reads."""
+        pinned = self.rates.device.type == "cuda"
+        self.rates.copy_(torch.tensor([learning_rate, ema_rate], pin_memory=pinned), non_blocking=True)
 
     def before_update(self) -> None:
         """Make the device wait for copies of the state that are under way."""
         if self.copied is not None:
             torch.cuda.current_stream().wait_event(self.copied)
             self.copied = None
-        if isinstance(self.average, HostAverage):
-            self.average.before_update()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it as one flat dictionary: weights/, average/, optimizer/<parameter>/<moment>, meters."""
-        self.average.settle()
+        """All of it as one flat dictionary: weights/, ema/, optimizer/<parameter>/<moment>, meters."""
         flat = {f"weights/{name}": value for name, value in self.network.state_dict().items()}
-        flat |= {f"average/{name}": value for name, value in self.average.tensors.items()}
+        flat |= {f"ema/{name}": value for name, value in self.ema.tensors.items()}
         for name, parameter in self.network.named_parameters():
             flat |= {f"optimizer/{name}/{key}": value for key, value in self.optimizer.moments(parameter).items()}
         flat["meters"] = self.meters.values
@@ -104,18 +108,17 @@ class TrainingState:
 
     def averaged_weights(self) -> dict[str, Tensor]:
         """What is kept at the end: the averaged parameters, and buffers as they are."""
-        self.average.settle()
-        return {**self.network.state_dict(), **self.average.tensors}
+        return {**self.network.state_dict(), **self.ema.tensors}
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], images: int) -> None:
         """Take over a saved state, whatever execution saved it; every tensor must be there and fit."""
         self.network.load_state_dict(_under(tensors, "weights/"), strict=True)
-        averages = _under(tensors, "average/")
-        mine = self.average.tensors
-        assert averages.keys() == mine.keys(), "the saved average belongs to another network"
+        saved = _under(tensors, "ema/")
+        mine = self.ema.tensors
+        assert saved.keys() == mine.keys(), "the saved average belongs to another network"
         for name, value in mine.items():
-            value.copy_(averages[name])
+            value.copy_(saved[name])
         for name, parameter in self.network.named_parameters():
             self.optimizer.restore_moments(parameter, _under(tensors, f"optimizer/{name}/"))
         self.meters.values.copy_(tensors["meters"])

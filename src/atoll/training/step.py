@@ -21,7 +21,6 @@ from .recipe import Training
 from .state import TrainingState
 from .team import Team
 
-RATE, FORGETTING = "learning rate", "forgetting"  # scalars that travel with a batch
 EAGER_STEPS = 3  # before a graph is recorded: kernels are compiled and workspaces taken by then
 MOST_SHAPES = 64  # that blocks are compiled for in one process
 
@@ -48,7 +47,7 @@ class Learner(Protocol):
 
 
 class Step:
-    """`step(batch, images)` trains on one batch of `images` images, of which this process's part is in `batch`."""
+    """`step(batch, images, ...)` trains on a batch of `images` images, of which this process's part is in `batch`."""
 
     def __init__(
         self, learner: Learner, state: TrainingState, training: Training, execution: Execution, team: Team
@@ -60,7 +59,8 @@ class Step:
         alone = team.size == 1  # an exchange of gradients is no part of a graph
         self._graph = Graph(self._compute, self._forget) if execution.compiling == "graph" and alone else None
 
-    def __call__(self, batch: Batch, images: int) -> None:
+    def __call__(self, batch: Batch, images: int, learning_rate: float, ema_rate: float) -> None:
+        self._state.set_rates(learning_rate, ema_rate)
         full = images == self._training.batch
         if self._graph is not None and full:
             self._state.before_update()
@@ -75,13 +75,13 @@ class Step:
     def _compute(self, batch: Batch, images: int | None = None) -> None:
         images = images or self._training.batch
         team = self._team
-        rows = next(len(value) for value in batch.values() if value.ndim)
+        rows = len(next(iter(batch.values())))
         parts = micro_batches(rows, self._execution.micro_batch)
         self._forget()
-        total = torch.zeros((), device=batch[RATE].device)
+        total = torch.zeros((), device=self._state.rates.device)
         counts = 0.0 if team.idle(images) else 1.0
         for part in parts:
-            piece = {name: value[part] if value.ndim else value for name, value in batch.items()}
+            piece = {name: value[part] for name, value in batch.items()}
             # compiled kernels are for one shape: whatever is left over runs eagerly
             usual = part.stop - part.start == self._usual_rows
             with team.no_exchange(self._network) if part is not parts[-1] else nullcontext(), eager(unless=usual):
@@ -89,7 +89,7 @@ class Step:
                     share = self._learner.loss(self._network, piece).sum() / images * counts
                 torch.autograd.backward(share * team.size)  # the team's gradients are averaged, its losses summed
             total += share.detach()
-        self._update(team.sum(total), batch)
+        self._update(team.sum(total))
 
     @property
     def _usual_rows(self) -> int:
@@ -98,8 +98,8 @@ class Step:
         rows: int = part.stop - part.start
         return min(rows, self._execution.micro_batch or self._training.batch)
 
-    def _update(self, loss: Tensor, batch: Batch) -> None:
-        """Clip, check, update the weights and their average, and count; all of it on the device."""
+    def _update(self, loss: Tensor) -> None:
+        """Clip, check, update the weights and their average, and count; all of it on the device, without a wait."""
         state, optimizer = self._state, self._state.optimizer
         gradients = [p.grad for p in self._learner.network.parameters() if p.grad is not None]
         norm = get_total_norm(gradients)
@@ -110,9 +110,10 @@ class Step:
         if not capturing(norm):  # recording a graph changes nothing yet
             state.before_update()
             state.updating = True
-        optimizer.param_groups[0]["lr"].copy_(batch[RATE])  # one tensor, shared by all groups
+        learning_rate, ema_rate = state.rates
+        optimizer.param_groups[0]["lr"].copy_(learning_rate)  # one tensor, shared by all groups
         optimizer.step()
-        state.average.update(batch[FORGETTING] * finite)
+        state.ema.update(ema_rate * finite)
         state.meters.add(loss, finite)
         state.updating = False
 

@@ -1,4 +1,4 @@
-"""The weight average against closed forms, on the device and on the host."""
+"""The weight average against closed forms."""
 
 from __future__ import annotations
 
@@ -8,103 +8,76 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.training.average import HostAverage, WeightAverage, one_buffer
-
-KINDS = pytest.mark.parametrize("kind", [WeightAverage, HostAverage])
+from atoll.training.ema import EMA, one_buffer
 
 
-def take(average: WeightAverage, images: int, batch: int) -> None:
-    average.update(torch.tensor(average.forgetting(images, batch)))
+def take(average: EMA, images: int, batch: int) -> None:
+    average.update(torch.tensor(average.rate(images, batch)))
 
 
-@KINDS
-def test_it_halves_its_distance_every_half_life(kind: type[WeightAverage]) -> None:
+def test_it_halves_its_distance_every_half_life() -> None:
     module = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(module.weight)
-    average = kind(module, 80, ramp=1e9)
+    average = EMA(module, 80, ramp=1e9)
     nn.init.ones_(module.weight)
     for images in range(8, 88, 8):  # ten steps of eight images: one half-life
         take(average, images, 8)
-    average.settle()
     torch.testing.assert_close(average.tensors["weight"], torch.tensor([[0.5]]))
 
 
 def test_the_half_life_is_in_images_and_not_in_steps() -> None:
     module = nn.Linear(1, 1)
-    average = WeightAverage(module, 80, ramp=1e9)
-    kept = (1.0 - average.forgetting(10**6, 8)) ** 4
-    assert 1.0 - average.forgetting(10**6, 32) == pytest.approx(kept)
+    average = EMA(module, 80, ramp=1e9)
+    kept = (1.0 - average.rate(10**6, 8)) ** 4
+    assert 1.0 - average.rate(10**6, 32) == pytest.approx(kept)
 
 
 def test_it_forgets_its_random_start() -> None:
     """With a half-life of 0.1 n after n images, what is left of the start after N of b is prod 2^(-10 / n) ~ N^-6.9."""
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, 1e6)
-    average = WeightAverage(module, 10**9)
+    average = EMA(module, 10**9)
     nn.init.ones_(module.weight)
     for images in range(10, 2010, 10):
         take(average, images, 10)
     assert float(average.tensors["weight"]) == pytest.approx(1.0, abs=0.01)
 
 
-@KINDS
-def test_a_step_that_is_left_out_changes_no_bit(kind: type[WeightAverage]) -> None:
+def test_a_skipped_step_changes_no_bit() -> None:
     torch.manual_seed(0)
     module = nn.Linear(7, 5)
-    average = kind(module, 80)
+    average = EMA(module, 80)
     nn.init.normal_(module.weight)
     take(average, 10, 10)
-    average.settle()
     before = {name: value.clone() for name, value in average.tensors.items()}
     nn.init.constant_(module.weight, 1e30)
     average.update(torch.tensor(0.0))
-    average.settle()
     assert all(torch.equal(value, before[name]) for name, value in average.tensors.items())
 
 
-@KINDS
-def test_the_average_is_lent_and_the_weights_come_back_bit_for_bit(kind: type[WeightAverage]) -> None:
+def test_the_average_is_swapped_in_and_the_weights_come_back_bit_for_bit() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 2, bias=False))
-    average = kind(module, 80)
+    average = EMA(module, 80)
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     take(average, 100, 10)
-    average.settle()
     own = {name: value.detach().clone() for name, value in module.named_parameters()}
     expected = {name: value.clone() for name, value in average.tensors.items()}
     x = torch.randn(4, 3)
     answer = module(x)
-    with average.lent():
+    with average.swapped():
         assert all(torch.equal(value, expected[name]) for name, value in module.named_parameters())
         assert not torch.equal(module(x), answer)
     assert all(torch.equal(value, own[name]) for name, value in module.named_parameters())
     assert torch.equal(module(x), answer)
-    with pytest.raises(ZeroDivisionError), average.lent():
+    with pytest.raises(ZeroDivisionError), average.swapped():
         raise ZeroDivisionError
     assert all(torch.equal(value, own[name]) for name, value in module.named_parameters()), "also after a failure"
     nn.init.zeros_(module[0].weight)
     take(average, 200, 10)
-    average.settle()
-    kept = 1.0 - average.forgetting(200, 10)
+    kept = 1.0 - average.rate(200, 10)
     torch.testing.assert_close(average.tensors["0.weight"], kept * expected["0.weight"])  # still the module's weights
-
-
-def test_on_the_host_it_is_the_same_average() -> None:
-    torch.manual_seed(0)
-    here = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 3))
-    there = copy.deepcopy(here)
-    on_device, on_host = WeightAverage(here, 500), HostAverage(there, 500)
-    for step in range(200):
-        with torch.no_grad():
-            for mine, other in zip(here.parameters(), there.parameters(), strict=True):
-                mine += torch.randn(mine.shape)
-                other.copy_(mine)
-        for average in (on_device, on_host):
-            take(average, (step + 1) * 10, 10)
-    on_host.close()
-    for name, value in on_device.tensors.items():
-        assert torch.equal(on_host.tensors[name], value), name
 
 
 def test_all_weights_lie_in_one_buffer_and_are_what_they_were() -> None:

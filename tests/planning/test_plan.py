@@ -151,7 +151,7 @@ def test_experts_begin_from_a_network_of_all_clusters(run: Path, capsys: pytest.
     mistakes = {
         ("--init", str(run / "start"), "--set", "network.depth=2"): "its architecture is not the order's",
         ("--init", str(run / "start"), "--objectives", "8ddpm"): "only velocity can be learned through the bridge",
-        ("--init", str(run.parent / "outside")): f"lies outside the run {run}; copy it there first",
+        ("--init", str(run.parent / "outside")): f"lies outside the run {run}; put it there",
         ("--init", str(run / "data")): "is a data artifact, expected expert",
         ("--init", str(run / "start"), "--reissue", "1"): "--init: has no meaning with --reissue",
     }

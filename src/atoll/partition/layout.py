@@ -22,6 +22,7 @@ from ..data.index import Index
 from ..data.progress import Progress
 from ..data.shards import TEXT_FIELDS, join_shards, pack_captions, read_shard, unpack_captions, write_shard_to_list
 from ..executor import Executor
+from .config import PartitionConfig
 
 CLUSTERS = "clusters"
 
@@ -42,14 +43,11 @@ def write_clusters(
     clusters: np.ndarray,
     new: np.ndarray,
     old: Artifact | None,
-    *,
-    count: int,
-    shard_rows: int,
-    seed: int,
+    config: PartitionConfig,
     executor: Executor,
     progress: Progress,
 ) -> dict[str, FileEntry]:
-    """Write the shards of `count` clusters below `folder`; what a manifest lists of them, by name.
+    """Write the shards of all clusters below `folder`; what a manifest lists of them, by name.
 
     clusters int64 [N]; new bool [N]: the samples to write. Those of an `old` partition are linked from there, under
     their old names, so that an island that has them fetches only the new ones.
@@ -63,15 +61,15 @@ def write_clusters(
     shard, row = index.table["shard"].to_numpy(), index.table["row"].to_numpy()
 
     def tasks() -> Iterator[ShardTask]:
-        for k, split in product(range(count), ("train", "validation")):
+        for k, split in product(range(config.clusters), ("train", "validation")):
             prefix = f"{CLUSTERS}/{k:02d}/{split}-"
             first = 0 if old is None else len(old.names(prefix))
             member = np.flatnonzero(new & (clusters == k) & (index.splits == split))
-            member = np.random.Generator(np.random.Philox([seed, k, first])).permutation(member)
-            for number, start in enumerate(range(0, len(member), shard_rows), first):
-                part = member[start : start + shard_rows]
+            member = np.random.Generator(np.random.Philox([config.seed, k, first])).permutation(member)
+            for number, start in enumerate(range(0, len(member), config.shard_rows), first):
+                part = member[start : start + config.shard_rows]
                 places = [(shards[s], np.sort(row[part[shard[part] == s]])) for s in np.unique(shard[part])]
-                yield ShardTask(folder / f"{prefix}{number:05d}.safetensors", tuple(places), seed + number)
+                yield ShardTask(folder / f"{prefix}{number:05d}.safetensors", tuple(places), config.seed + number)
 
     done, todo = 0, int((new & (index.splits != "holdout")).sum())
     for _, (name, entry, rows) in executor.map(write_cluster_shard, tasks()):

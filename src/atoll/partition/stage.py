@@ -11,6 +11,7 @@ import torch
 
 from ..artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, load_if_same
 from ..data.classes import class_names
+from ..data.dataset import LatentDataset
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
 from ..data.shards import read_shard
@@ -53,7 +54,7 @@ def partition(
     parents = {"data": parent.digest} | ({} if old is None else {"partition": old.digest})
     if (there := load_if_same(out, KIND, config.resolved(), parents)) is not None:
         return there
-    index = Index.of(parent)
+    index, samples = Index.of(parent), LatentDataset.of(parent)
     if config.clusters > (train := len(index.rows("train"))):
         raise UserError(
             f"-k {config.clusters}: larger than the {train} training samples of {parent.store}; use a smaller -k"
@@ -62,42 +63,29 @@ def partition(
         progress("fitting clusters", 0, None)
         if old is None:
             clusters = np.full(len(index), -1)
-            method = fit(parent, index, config)
+            method = fit(samples, index, config)
         else:
             clusters = assigned_clusters(index, old)
             method = Method.load(old.file(OPTIONS), old.file(TENSORS))
         method.save(writer.folder)
         new = clusters < 0
         assign(writer.folder, parent, index, clusters, executor, progress)
-        sizes = count_sizes(clusters, index.splits, config.clusters)
-        for k, size in enumerate(sizes):
-            if size["train"] == 0:
-                raise UserError(f"-k {config.clusters}: cluster {k} would have no training samples; use a smaller -k")
+        sizes = [
+            {split: int(((clusters == k) & (index.splits == split)).sum()) for split in SPLITS}
+            for k in range(config.clusters)
+        ]
+        if empty := [k for k, size in enumerate(sizes) if size["train"] == 0]:
+            raise UserError(f"-k {config.clusters}: cluster {empty[0]} has no training samples; use a smaller -k")
         write_assignment(writer.folder / FILE, index, clusters)
-        written = write_clusters(
-            writer.folder,
-            parent,
-            index,
-            clusters,
-            new,
-            old,
-            count=config.clusters,
-            shard_rows=config.shard_rows,
-            seed=config.seed,
-            executor=executor,
-            progress=progress,
-        )
+        written = write_clusters(writer.folder, parent, index, clusters, new, old, config, executor, progress)
         progress("writing the report", 0, None)
         quality = measure(index, clusters, sizes, config.seed)
         summary = summarize(index, clusters, config.clusters, class_names(parent), config.seed)
-        for name, content in (
-            ("sizes.json", {"clusters": sizes}),
-            ("quality.json", quality),
-            (SUMMARY, {"clusters": summary}),
-        ):
+        tables = {"sizes.json": {"clusters": sizes}, "quality.json": quality, SUMMARY: {"clusters": summary}}
+        for name, content in tables.items():
             (writer.folder / name).write_bytes(canonical_json(content) + b"\n")
         sheets = writer.folder / "sheets"
-        write_sheets(sheets, parent, index, clusters, config)
+        write_sheets(sheets, samples, index, clusters, config)
         write_report(writer.folder / "partition.html", config, parent.config, sizes, quality, summary, sheets)
         return writer.commit(
             config=config.resolved(),
@@ -124,25 +112,11 @@ def sample_rows(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.sort(np.random.Generator(np.random.Philox(seed)).permutation(rows)[:count])
 
 
-def read_rows(data: Artifact, index: Index, rows: np.ndarray, name: str) -> np.ndarray:
-    """One tensor of these rows of the index, [n, ...], in their order; only rows that are read take memory."""
-    shard, row = index.table["shard"].to_numpy()[rows], index.table["row"].to_numpy()[rows]
-    names, found = data.names("shards/"), None
-    for number in np.unique(shard):
-        here = np.flatnonzero(shard == number)
-        part = read_shard(data.file(names[number]))[name][torch.from_numpy(row[here]).long()].numpy()
-        found = np.empty((len(rows), *part.shape[1:]), part.dtype) if found is None else found
-        found[here] = part
-    assert found is not None, "no rows to read"
-    return found
-
-
-def fit(data: Artifact, index: Index, config: PartitionConfig) -> Method:
+def fit(samples: LatentDataset, index: Index, config: PartitionConfig) -> Method:
     """The configured method, fitted to a random sample of the training samples."""
     rows = sample_rows(index.rows("train"), FIT_ROWS, config.seed)
-    features, labels = read_rows(data, index, rows, "features"), index.labels[rows]
-    ids = index.table["id"].take(rows).to_pylist()
-    return config.make_method().fitted(features, labels, ids, config.clusters, config.seed)
+    features, ids = samples.features(torch.from_numpy(rows)).numpy(), index.table["id"].take(rows).to_pylist()
+    return config.make_method().fitted(features, index.labels[rows], ids, config.clusters, config.seed)
 
 
 @dataclass(frozen=True)
@@ -184,14 +158,12 @@ def assign_shard(task: AssignTask) -> np.ndarray:
     return method.assign(shard["features"][rows].numpy(), shard["labels"][rows].numpy(), task.ids)
 
 
-def count_sizes(clusters: np.ndarray, splits: np.ndarray, count: int) -> list[dict[str, int]]:
-    return [{split: int(((clusters == k) & (splits == split)).sum()) for split in SPLITS} for k in range(count)]
-
-
-def write_sheets(folder: Path, data: Artifact, index: Index, clusters: np.ndarray, config: PartitionConfig) -> None:
+def write_sheets(
+    folder: Path, samples: LatentDataset, index: Index, clusters: np.ndarray, config: PartitionConfig
+) -> None:
     """A sample grid per cluster, of random training samples."""
-    autoencoder = load_autoencoder(data.config["latent"]["autoencoder"])
-    train = index.splits == "train"
+    autoencoder, train = load_autoencoder(samples.latent.autoencoder), index.splits == "train"
     for k in range(config.clusters):
         rows = sample_rows(np.flatnonzero(train & (clusters == k)), SHEET_IMAGES, config.seed)
-        write_sheet(folder / f"{k:02d}.png", torch.from_numpy(read_rows(data, index, rows, "latents")), autoencoder)
+        latents = samples.latent.denormalize(samples.latents(torch.from_numpy(rows)))
+        write_sheet(folder / f"{k:02d}.png", latents, autoencoder)

@@ -63,13 +63,7 @@ def digits() -> PlanConfig:
     return PlanConfig(
         network=Network(width=48, depth=3, heads=4, patch=4, activation="silu"),
         training=Training(
-            images=96_000,
-            batch=64,
-            learning_rate=1.2e-2,
-            warmup_images=3_200,
-            decay="linear",
-            ema_images=3_200,
-            seed=0,
+            images=96_000, batch=64, learning_rate=1.2e-2, warmup_images=3_200, decay="linear", ema_images=3_200, seed=0
         ),
         objective={
             "ddpm": OBJECTIVES["ddpm"],
@@ -154,9 +148,8 @@ def suitable_recipes(images: int) -> list[str]:
 
 def name_for(data: Mapping[str, Any], clusters: int) -> str:
     """The recipe for a data artifact's config, cut into so many clusters, when none is named."""
-    if data["source"]["kind"] == "digits":
-        return DIGITS
-    return suitable_recipes(data["splits"].get("train", 0) // clusters)[0]
+    images = data["splits"].get("train", 0) // clusters
+    return DIGITS if data["source"]["kind"] == "digits" else suitable_recipes(images)[0]
 
 
 def recipe_for(data: Mapping[str, Any], clusters: int) -> PlanConfig:

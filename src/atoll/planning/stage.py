@@ -11,6 +11,7 @@ from typing import Any
 
 from ..artifacts import Artifact, ArtifactWriter, Reference, Store, UserError, load_if_same
 from ..data.space import LatentConfig, TextConfig
+from ..ensemble.versions import reference_to
 from ..islands.expert import read_expert_card
 from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
@@ -54,7 +55,7 @@ def plan(
         latent = LatentConfig.model_validate(origin.config["latent"])
         energy = [high_frequency_energy(cut, k, latent) for k in range(len(energy))]
     names = assign_objectives(config.objectives, config.known, energy, fixed)
-    begin = None if init is None else reference_to_init(Store.at(out), init)
+    begin = None if init is None else reference_to(Store.at(out).parent, init)
     settings = {
         **config.model_dump(mode="json"),
         "chosen": names,
@@ -178,14 +179,6 @@ def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str
         acceptance=config.acceptance,
         license=data.manifest.license,
     )
-
-
-def reference_to_init(out: Store, init: Artifact) -> Reference:
-    """An expert by its path in the run that the orders in `out` belong to."""
-    run = out.parent.url.rstrip("/") + "/"
-    if not init.store.url.startswith(run):
-        raise UserError(f"--init {init.store}: lies outside the run {out.parent}; copy it there first")
-    return Reference(path=init.store.url.removeprefix(run), digest=init.digest)
 
 
 def begin_from(init: Artifact, named: Reference | None, orders: Sequence[Order]) -> list[Order]:

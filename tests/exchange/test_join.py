@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import multiprocessing
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -20,10 +22,12 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, find, sha256_file
 from atoll.data.shards import pack_captions, write_shard
 from atoll.data.space import TextConfig
-from atoll.exchange.join import JOINED, Joining, check_reader
+from atoll.ensemble.changes import register_orders
+from atoll.exchange import published as published_module
+from atoll.exchange.join import JOINED, Joining, check_text_encoder
 from atoll.exchange.lease_status import lease_status
 from atoll.exchange.leases import Lease, LeaseFile, Leases
-from atoll.exchange.published import find_card, policy, publish
+from atoll.exchange.published import CARD, ORGANIZERS, find_card, policy, publish
 from atoll.islands.order import read_order
 from exchange.test_signatures import new_key
 from runs import ATOLL, atoll
@@ -53,14 +57,64 @@ def test_only_what_contributors_need_leaves_the_run(planned: Path, published: Pa
     assert before == {name: (published / name).stat().st_mtime_ns for name in shards}, "sent once"
 
 
-def test_a_policy_lets_contributors_write_to_two_places_only() -> None:
-    statements = json.loads(policy("s3://bucket/flowers"))["Statement"]
+def test_a_publication_that_was_stopped_resumes_and_deleted_files_are_published_again(
+    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public, upload = Store.at(tmp_path / "public"), published_module.put
+    sent: list[str] = []
+
+    def stopped(place: Store, name: str, source: Path) -> None:
+        if len(sent) == 3:
+            raise KeyboardInterrupt
+        sent.append(name)
+        upload(place, name, source)
+
+    monkeypatch.setattr(published_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(published_module, "put", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        publish(Store.at(planned), public)
+    card = find_card(public)
+    assert card is not None
+    assert card.orders == ()
+    monkeypatch.setattr(published_module, "put", lambda *words: (sent.append(words[1]), upload(*words)))
+    card = publish(Store.at(planned), public)
+    assert sorted(sent) == sorted(card.files), "each file once"
+    lost = tmp_path / "public" / sent[0]
+    lost.unlink()
+    publish(Store.at(planned), public)
+    assert lost.is_file()
+    assert len(sent) == len(card.files) + 1
+
+
+def test_a_policy_lets_contributors_read_what_the_card_names_and_write_to_two_places(published: Path) -> None:
+    card = find_card(Store.at(published))
+    assert card is not None
+    order = card.orders[0].model_copy(update={"path": "work/00.json"})
+    files = {**card.files, "converted/dit/model.safetensors": "0" * 64, "clusters8/clusters/00/0.safetensors": "0" * 64}
+    card = card.model_copy(update={"orders": (order, *card.orders[1:]), "files": files})
+    statements = json.loads(policy("s3://bucket/flowers", card))["Statement"]
     writes = {r for s in statements if "s3:PutObject" in s["Action"] for r in s["Resource"]}
-    reads = {r for s in statements if "s3:GetObject" in s["Action"] for r in s["Resource"]}
-    inbox = "arn:aws:s3:::bucket/flowers/inbox/${aws:username}/*"
-    assert writes == {"arn:aws:s3:::bucket/flowers/leases/*", inbox}
-    assert not any("inbox" in resource for resource in reads), "nobody reads what others sent"
+    reads = {r for s in statements if s["Action"] == ["s3:GetObject"] for r in s["Resource"]}
+    root = "arn:aws:s3:::bucket/flowers"
+    assert writes == {f"{root}/leases/*", f"{root}/inbox/${{aws:username}}/*"}
+
+    def readable(path: str) -> bool:
+        return any(fnmatch.fnmatchcase(f"{root}/{path}", pattern) for pattern in reads)
+
+    named = [CARD, ORGANIZERS, *files, *(path for o in card.orders for path in (o.path, f"{o.path}.sig"))]
+    assert all(readable(path) for path in [*named, "work-2/00.json", "contributions/00-x/expert.json"])
+    assert not any(readable(path) for path in ("inbox/x/0/manifest.json", "allowed_signers", "data/index.parquet"))
     assert not any("Delete" in action for s in statements for action in s["Action"])
+
+
+def test_a_folder_that_contributors_may_write_to_is_not_published(planned: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(planned, tmp_path / "run")
+    (run / "orders").rename(run / "inbox-2")
+    for file in (run / "ensemble").glob("*.json"):
+        file.unlink()
+    register_orders(Store.at(run), *(Artifact.open(run / name) for name in ("data", "partition", "inbox-2")))
+    with pytest.raises(UserError, match="folders called inbox; use another name"):
+        publish(Store.at(run), Store.at(tmp_path / "public"))
 
 
 def aged(place: Path, seconds: float) -> None:
@@ -117,7 +171,7 @@ def test_leases_over_a_keys_limit_are_ignored(published: Path, tmp_path: Path) -
     dry = atoll("join", published, "--out", tmp_path / "mine", "--unsigned", "--dry-run", "--device", "cpu").stdout
     assert "would take order 02" in dry
     assert dry.count("taken") == 2
-    assert "beside its holder" in (
+    assert "which is taken" in (
         atoll("join", published, "--out", tmp_path / "m", "--unsigned", "--dry-run", "--order", "00").stdout
     )
 
@@ -163,7 +217,7 @@ def test_an_upload_that_is_cut_is_no_contribution_and_the_same_call_finishes_it(
         write(self, name, data)
 
     monkeypatch.setattr(Store, "write", failing)
-    with pytest.raises(UserError, match=r"does not answer .cut.; run the same command again"):
+    with pytest.raises(UserError, match=r"does not answer .cut.; .*run the same command again"):
         joining.run()
     (half,) = (published / "inbox").glob("*/*")
     assert find(half) is None, "no manifest: not there"
@@ -301,8 +355,8 @@ def test_what_an_order_only_names_is_neither_fetched_nor_loaded(
     text = TextConfig(encoder=encoder, kind="tokens", length=4, width=8)
     hostile = order.model_copy(update={"text": text, "shards": (ref,)})
     with pytest.raises(UserError, match="which is not on this machine, and nothing is fetched"):
-        check_reader(hostile, Store.at(tmp_path / "place"))
-    check_reader(order, Store.at(published))
+        check_text_encoder(hostile, Store.at(tmp_path / "place"))
+    check_text_encoder(order, Store.at(published))
 
 
 def test_a_card_from_a_stranger_is_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.artifacts import Artifact, Store
 from atoll.artifacts.signing import allowed_line, fingerprint
-from atoll.exchange.published import policy
+from atoll.exchange.published import PublishedCard, PublishedOrder, policy
 from exchange.test_signatures import new_key
 from policed_s3 import policed_bucket
 from runs import ATOLL
@@ -20,6 +20,13 @@ from runs import ATOLL
 URL = "s3://bucket/flowers"
 ALL = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]})
 ALICE, MALLORY = "a" * 16, "b" * 16
+SHARD = "clusters8/clusters/00/0.safetensors"  # of a partition by another name
+LISTED = PublishedOrder(
+    path="orders/00.json", digest="0" * 64, order="00", cluster=0, images=1, objective="x", bytes=1, served=False
+)
+CARD = PublishedCard(
+    model="flowers", version=1, clusters=1, orders=(LISTED,), files={SHARD: "0" * 64, "partition/0": "0" * 64}
+)
 
 
 TRY = """
@@ -47,7 +54,7 @@ def tried(environment: dict[str, str], lines: dict[str, str]) -> dict[str, str]:
 ALLOWED = {
     "reads the card": "files.cat_file(f'{root}/published.json')",
     "reads an order": "files.cat_file(f'{root}/orders/00.json')",
-    "reads a shard": "files.cat_file(f'{root}/partition/clusters/00/0.safetensors')",
+    "reads a shard": "files.cat_file(f'{root}/clusters8/clusters/00/0.safetensors')",
     "lists leases": "files.ls(f'{root}/leases/00-x', refresh=True)",
     "reads a lease": "files.cat_file(f'{root}/leases/00-x/000001.json')",
     "writes a lease": "files.pipe_file(f'{root}/leases/01-x/000001.json', b'{}')",
@@ -60,7 +67,7 @@ FORBIDDEN = {
     "overwrites an order": "files.pipe_file(f'{root}/orders/00.json', b'{}')",
     "adds an order": "files.pipe_file(f'{root}/orders/99.json', b'{}')",
     "overwrites the keys": "files.pipe_file(f'{root}/organizers', b'{}')",
-    "overwrites a shard": "files.pipe_file(f'{root}/partition/clusters/00/0.safetensors', b'{}')",
+    "overwrites a shard": "files.pipe_file(f'{root}/clusters8/clusters/00/0.safetensors', b'{}')",
     "removes an order": "files.rm_file(f'{root}/orders/00.json')",
     "removes a lease": "files.rm_file(f'{root}/leases/00-x/000001.json')",
     "removes what another sent": "files.rm_file(f'{root}/inbox/OTHER/00-1/manifest.json')",
@@ -81,9 +88,9 @@ FORBIDDEN = {
 
 @pytest.fixture(scope="module")
 def users() -> Iterator[dict[str, dict[str, str]]]:
-    contributors = policy(URL).decode()
+    contributors = policy(URL, CARD).decode()
     with policed_bucket({"organizer": ALL, ALICE: contributors, MALLORY: contributors}) as found:
-        paths = ["published.json", "orders/00.json", "allowed_signers", "partition/clusters/00/0.safetensors"]
+        paths = ["published.json", "orders/00.json", "allowed_signers", "clusters8/clusters/00/0.safetensors"]
         paths += ["leases/00-x/000001.json", "inbox/USER/00-1/manifest.json", "inbox/OTHER/00-1/manifest.json"]
         put = {path: f"files.pipe_file('bucket/flowers/{path}', b'{{}}')" for path in paths}
         put["secret"] = "files.pipe_file('bucket/secret', b'{}')"
@@ -109,7 +116,9 @@ def test_a_contributor_with_that_policy_joins_from_end_to_end(planned: Path, tmp
     """publish, join by a key whose user is named after it, admit: nobody needs more than the policy gives."""
     keys = {name: new_key(tmp_path, name) for name in ("alice", "organizer")}
     user = fingerprint(keys["alice"])
-    with policed_bucket({"organizer": ALL, user: policy(URL).decode(), MALLORY: policy(URL).decode()}) as users:
+    with policed_bucket(
+        {"organizer": ALL, user: policy(URL, CARD).decode(), MALLORY: policy(URL, CARD).decode()}
+    ) as users:
 
         def say(who: str, *words: object) -> subprocess.CompletedProcess[str]:
             environment = {**os.environ, **users[who], "OMP_NUM_THREADS": "1", "COLUMNS": "160"}

@@ -16,32 +16,31 @@ from .progress import console, print_line, progress
 from .tables import plain
 
 REVEALS = (
-    "a contribution is the weights, their card and the losses on the way; with --provenance also this machine's "
-    "name, versions, times and how it was computed. Your key's fingerprint names your folder in the inbox."
+    "a contribution is the weights, their card and the training losses, nothing about this machine. "
+    "Your key's fingerprint names your folder in the inbox."
 )
 
 
 def join(
     url: Annotated[str, typer.Argument(help="What the organizer published")],
-    out: Annotated[str, typer.Option(help="A folder for the work; the same one goes on with it")] = "joined",
-    order: Annotated[str | None, typer.Option(help="This order, even if somebody works on it already")] = None,
+    out: Annotated[str, typer.Option(help="A folder for the work; the same one resumes")] = "joined",
+    order: Annotated[str | None, typer.Option(help="This order, even if it is taken")] = None,
     key: Annotated[
         str | None, typer.Option(help="Your SSH key, or its .pub with an agent; default: ~/.ssh/id_ed25519 if there")
     ] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign, even if there is a key")] = False,
     device: Device = None,
     memory: Memory = None,
-    provenance: Annotated[bool, typer.Option(help="Also send when, where and how it was computed")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the orders and what would be done; write nothing")
     ] = False,
     quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
 ) -> None:
-    """Show what is to do, take an order that fits this machine, train it, sign it and send it. Nothing is waited for.
+    """Show the open orders, take one that fits this machine, train it, sign the expert and send it.
 
-    Stop it at any moment: the same command goes on. The order is yours as long as the lease is renewed, which
-    happens by itself; should it expire, go on all the same: two experts of one order are both judged and credited.
-    Over plain https the finished folder is left here, to be sent by hand.
+    The same command resumes after any stop. The lease of the order is renewed while it trains; if it expires, training
+    goes on, and two experts of one order are both evaluated and credited. Over plain https the finished folder is left
+    here, to be sent by hand.
 
     Examples:
 
@@ -56,11 +55,9 @@ def join(
     usual = Path("~/.ssh/id_ed25519").expanduser()
     chosen = None if unsigned else (key or (str(usual) if usual.is_file() else None))
     limit = None if memory is None else parse_memory(memory)
-    joining = Joining(
-        Store.at(url), Path(out), chosen, device, limit, provenance, (lambda text: None) if quiet else print_line
-    )
+    joining = Joining(Store.at(url), Path(out), chosen, device, limit, (lambda text: None) if quiet else print_line)
     if dry_run:
-        tell_plan(joining, order, out, chosen)
+        print_plan(joining, order, out, chosen)
         return
     if not quiet and joining.joined.order is None:
         console.print(table(joining.offers()))
@@ -74,20 +71,20 @@ def join(
         console.print(f"sent: expert {sent.expert.digest[:12]}; nothing more to do", soft_wrap=True)
 
 
-def tell_plan(joining: Joining, wanted: str | None, out: str, key: str | None) -> None:
-    """What would be done, by leases as they are now and this machine's clock."""
+def print_plan(joining: Joining, wanted: str | None, out: str, key: str | None) -> None:
+    """What would be done, by the current leases and this machine's clock."""
     offers = joining.offers(dry=True)
     console.print(table(offers))
     begun, settled = joining.joined.order is not None, joining.settled(wanted)
     invited = [settled] if settled is not None else joining.inviting(offers)
     if not invited:
-        console.print("would take none: no order is free that fits this machine; --order works beside its holder")
+        console.print("would take none: no order is free that fits this machine; --order trains one that is taken")
         return
     (chosen,) = [offer for offer in offers if offer.order == invited[0]]
-    beside = "" if chosen.free or begun else ", beside its holder"
+    taken = "" if chosen.free or begun else ", which is taken"
     signed = "unsigned" if key is None else f"signed with {plain(key)} as {joining.joined.holder}"
     sent = "leave it there to be sent by hand" if joining.card.read_only else "send it"
-    which = f"{'go on with' if begun else 'take'} order [bold]{plain(chosen.order.order)}[/bold]{beside}"
+    which = f"{'resume' if begun else 'take'} order [bold]{plain(chosen.order.order)}[/bold]{taken}"
     console.print(f"would {which}: train it in {plain(out)}, and {sent}, {signed}", soft_wrap=True)
     console.print(REVEALS)
 
@@ -113,6 +110,5 @@ def state_of(offer: Offer) -> str:
     if file is not None and file.done:
         return "done"
     if not offer.free:
-        share = f", {file.images / file.total:.0%}" if file is not None and file.total else ""
-        return f"taken{share}"
-    return "free, served already" if offer.order.served else "free"
+        return "taken" if file is None else f"taken, {file.progress:.0%}"
+    return "free, has an expert" if offer.order.served else "free"

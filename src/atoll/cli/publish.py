@@ -29,7 +29,7 @@ def publish(
         float, typer.Option(help="A lease that is not renewed for this long expires")
     ] = LEASE_SECONDS / 3600,
     leases_per_key: Annotated[
-        int, typer.Option(help="Leases one key may hold at a time; those beyond are heeded by nobody", min=1)
+        int, typer.Option(help="Leases one key may hold at a time; further ones are ignored", min=1)
     ] = MOST_LEASES,
 ) -> None:
     """Copy what contributors need, and no more: open orders, their clusters' shards, a card. Again to add what is new.
@@ -61,7 +61,7 @@ def publish(
         )
     console.print(f"published: {len(card.orders)} orders at [bold]{plain(str(there))}[/bold]", soft_wrap=True)
     if url.startswith("s3"):
-        here.write(POLICY, policy(there.url))
+        here.write(POLICY, policy(there.url, card))
         console.print(
             f"give each contributor a user with this policy, named by their key: {plain(str(here))}/{POLICY}",
             soft_wrap=True,

@@ -1,31 +1,34 @@
-"""What an organizer publishes: orders, their clusters' shards, experts to train on, and a card. Nothing else.
+"""What an organizer publishes: orders, their clusters' shards, experts to begin from, and a card.
 
-No holdout, no index, no evaluation, no seed of one, no list of keys: contributors train without them, and what they do
-not have they cannot train on. Contributors write below inbox/<key>/ and leases/ only.
+Holdout, index, evaluations and the list of signers stay in the run: contributors train without them, and cannot train
+on them. Contributors write below inbox/<key>/ and leases/ only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import MANIFEST, Artifact, Reference, Store, UserError, explain
-from ..artifacts.signing import allowed_line, sign, signer, statement
+from ..artifacts.signing import MOST_SIGNATURE, allowed_line, sign, signer, statement
 from ..data.progress import Progress, silent
 from ..ensemble.checks import Checks
-from ..ensemble.versions import open_ensemble, place_of
+from ..ensemble.versions import Version, open_ensemble, place_of
 from ..islands.order import Order, read_order
 from .inbox import INBOX
 from .leases import FOLDER as LEASES
 
 CARD = "published.json"
-ORGANISERS = "organizers"
+ORGANIZERS = "organizers"
 MOST_CARD = 16 * 2**20
 LEASE_SECONDS = 3600.0
+SAVE_SECONDS = 5.0  # between two cards while files are uploaded
 MOST_LEASES = 2
 
 
@@ -49,7 +52,7 @@ class PublishedCard(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: int = Field(1, ge=1, le=1)
-    model: str = Field(max_length=200, description="what the organizer calls it")
+    model: str = Field(max_length=200, description="the name of the run")
     version: int = Field(ge=1)
     clusters: int = Field(gt=0)
     license: str | None = Field(None, max_length=2000)
@@ -71,77 +74,96 @@ def publish(
     leases_per_key: int = MOST_LEASES,
     progress: Progress = silent,
 ) -> PublishedCard:
-    """Put a run's open orders where contributors can read them; again after late data adds what is new."""
+    """Put a run's open orders where contributors can read them; again to add what is new.
+
+    The card keeps the digests of the files that are there, so a publication that was stopped resumes.
+    """
     version = open_ensemble(run)
     if not read_only:
         place.check_creates()
-    orders = list(open_orders(run))
+    orders = dict(open_orders(run, version))
     if not orders:
         raise UserError(f"{run}: has no orders to publish; make some with `atoll plan`")
-    there = find_card(place)
-    if there is not None and there.signed and key is None:
+    earlier = find_card(place)
+    if earlier is not None and earlier.signed and key is None:
         raise UserError(f"{place}: its orders are signed, and contributors insist on it; sign again with --key")
-    known = {} if there is None else dict(there.files)
-    wanted: dict[str, tuple[Store, str]] = {}
-    for _, order in orders:
-        wanted |= {ref.path: (run, ref.sha256) for ref in order.shards}
-        if order.init is not None:
-            start = Artifact.open(place_of(run, order.init))
-            for name in start.names():
-                wanted[f"{order.init.path}/{name}"] = (run, start.manifest.files[name].sha256)
-    files = {path: digest for path, (_, digest) in wanted.items()}
-    for done, (path, digest) in enumerate(sorted(files.items())):
-        progress("publishing", done, len(files))
-        if known.get(path) != digest:
-            put(place, path, local_copy(run, path, digest))
-    progress("publishing", len(files), len(files))
-    for _, order in orders:
-        if order.init is not None:
-            manifest = Artifact.open(place_of(run, order.init)).manifest
-            place.child(*order.init.path.split("/")).write(MANIFEST, manifest.to_bytes())
-    listed = []
-    served = {member.cluster for member in version.serving}
-    for path, order in orders:
-        folder, _, name = path.rpartition("/")
-        place.child(*folder.split("/")).write(name, order.to_bytes())
-        if key is not None:
-            place.child(*folder.split("/")).write(f"{name}.sig", sign(order_statement(order), key))
-        assert order.cluster is not None
-        objective = f"{order.objective.kind} on {order.objective.schedule.name}"
-        size = sum(size_of(run, ref.path, ref.sha256) for ref in order.shards)
-        listed.append(
-            PublishedOrder(
-                path=path,
-                digest=order.digest(),
-                order=order.name,
-                cluster=order.cluster,
-                images=order.training.images,
-                objective=objective,
-                bytes=size,
-                served=order.cluster in served,
-            )
-        )
     if key is not None:
-        place.write(ORGANISERS, allowed_line("organizer", key))
+        place.write(ORGANIZERS, allowed_line("organizer", key))
     card = PublishedCard(
         model=run.name,
         version=version.version,
         clusters=version.clusters,
-        license=orders[0][1].license,
-        orders=tuple(listed),
-        files={**known, **files},
+        license=next(iter(orders.values())).license,
+        orders=() if earlier is None else earlier.orders,
+        files={} if earlier is None else earlier.files,
         read_only=read_only,
         signed=key is not None,
         lease_seconds=lease_seconds,
         leases_per_key=leases_per_key,
     )
-    place.write(CARD, card.model_dump_json(indent=2).encode() + b"\n")  # last: what it names is there
+    references = [order.init for order in orders.values() if order.init is not None]
+    inits = {reference.path: Artifact.open(place_of(run, reference)).manifest for reference in references}
+    files = {ref.path: ref.sha256 for order in orders.values() for ref in order.shards}
+    for folder, manifest in inits.items():
+        files |= {f"{folder}/{name}": entry.sha256 for name, entry in manifest.files.items()}
+    if reserved := folders_of([*files, *orders]) & {INBOX, LEASES}:
+        raise UserError(f"{run}: contributors may write to folders called {reserved.pop()}; use another name")
+    card = upload(run, place, card, files, progress)
+    for folder, manifest in inits.items():
+        place.write(f"{folder}/{MANIFEST}", manifest.to_bytes())
+    for path, order in orders.items():
+        place.write(path, order.to_bytes())
+        if key is not None:
+            place.write(f"{path}.sig", sign(order_statement(order), key))
+    listed = tuple(published_order(run, version, path, order) for path, order in orders.items())
+    return write_card(place, card.model_copy(update={"orders": listed}))  # last: what it names is there
+
+
+def upload(run: Store, place: Store, card: PublishedCard, files: dict[str, str], progress: Progress) -> PublishedCard:
+    """Upload the files (sha256 by path) that are not there, and keep the card of what is there up to date."""
+    folders = {path.rpartition("/")[0] for path in files}
+    found = {f"{folder}/{name}" for folder in folders for name in place.child(folder).children()}
+    known = {
+        path: digest
+        for path, digest in card.files.items()
+        if path not in files or (path in found and files[path] == digest)
+    }
+    write_card(place, card.model_copy(update={"files": known}))  # a file that is replaced is not listed meanwhile
+    saved = time.monotonic()
+    for done, path in enumerate(sorted(files)):
+        progress("publishing", done, len(files))
+        if path not in known:
+            put(place, path, local_copy(run, path, files[path]))
+            known[path] = files[path]
+        if time.monotonic() - saved > SAVE_SECONDS:
+            write_card(place, card.model_copy(update={"files": known}))
+            saved = time.monotonic()
+    progress("publishing", len(files), len(files))
+    return write_card(place, card.model_copy(update={"files": known}))
+
+
+def write_card(place: Store, card: PublishedCard) -> PublishedCard:
+    place.write(CARD, card.model_dump_json(indent=2).encode() + b"\n")
     return card
 
 
-def open_orders(run: Store) -> Iterator[tuple[str, Order]]:
+def published_order(run: Store, version: Version, path: str, order: Order) -> PublishedOrder:
+    assert order.cluster is not None
+    return PublishedOrder(
+        path=path,
+        digest=order.digest(),
+        order=order.name,
+        cluster=order.cluster,
+        images=order.training.images,
+        objective=f"{order.objective.kind} on {order.objective.schedule.name}",
+        bytes=sum(local_copy(run, ref.path, ref.sha256).stat().st_size for ref in order.shards),
+        served=order.cluster in {member.cluster for member in version.serving},
+    )
+
+
+def open_orders(run: Store, version: Version) -> Iterator[tuple[str, Order]]:
     """The newest order of every cluster, with its path in the run."""
-    version, checks = open_ensemble(run), Checks(run)
+    checks = Checks(run)
     newest: dict[int, tuple[str, Order]] = {}
     for reference in version.orders:
         artifact = checks.opened(reference, "orders")
@@ -161,16 +183,11 @@ def local_copy(run: Store, path: str, digest: str) -> Path:
     return run.path / path if run.is_local else run.download(path, digest)
 
 
-def size_of(run: Store, path: str, digest: str) -> int:
-    return local_copy(run, path, digest).stat().st_size
-
-
 def put(place: Store, path: str, source: Path) -> None:
-    if not place.is_local:
+    if place.is_local:
+        place.write(path, source.read_bytes())
+    else:
         place.upload(source, path)
-        return
-    folder, _, name = path.rpartition("/")
-    place.child(*folder.split("/")).write(name, source.read_bytes())
 
 
 def find_card(place: Store) -> PublishedCard | None:
@@ -198,9 +215,8 @@ def check_order(place: Store, listed: PublishedOrder, organizers: bytes | None) 
     if order.digest() != listed.digest or order.name != listed.order:
         raise UserError(f"{place}/{listed.path}: is not the order that {CARD} names; ask whoever published it")
     if organizers is not None:
-        folder, _, name = listed.path.rpartition("/")
         try:
-            signature = place.child(*folder.split("/")).read(f"{name}.sig", 2**14)
+            signature = place.read(f"{listed.path}.sig", MOST_SIGNATURE)
         except FileNotFoundError:
             signature = b""
         if signer(order_statement(order), signature, organizers) is None:
@@ -208,11 +224,17 @@ def check_order(place: Store, listed: PublishedOrder, organizers: bytes | None) 
     return order
 
 
-def policy(url: str) -> bytes:
-    """What S3 should allow contributors: to read what is published, and to write to inbox/NAME/ and leases/ only.
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """The folders of the place that these paths lie in, without the number of orders-2."""
+    return {re.sub(r"-[0-9]+$", "", path.partition("/")[0]) for path in paths}
 
-    NAME is the user's own in IAM, so whoever has a user of their own, named by their key as `atoll join --dry-run`
-    shows it, writes into no other's folder. Nobody but the organizer reads or lists what was sent, or removes anything.
+
+def policy(url: str, card: PublishedCard) -> bytes:
+    """An S3 policy for contributors: to read what is published, and to write to inbox/NAME/ and leases/ only.
+
+    NAME is the user's own in IAM. A user who is named by their key, as `atoll join --dry-run` shows it, writes to no
+    other contributor's folder. Only the organizer reads and lists what was sent, and removes anything. Later versions
+    of a folder, such as orders-2 after orders, may be read too, so the policy stays the same when data is added.
     """
     bucket, _, prefix = url.removeprefix("s3://").removeprefix("s3a://").partition("/")
     folder = f"{prefix}/" if prefix else ""
@@ -221,7 +243,8 @@ def policy(url: str) -> bytes:
     def allow(what: str, actions: list[str], resources: list[str]) -> dict[str, Any]:
         return {"Sid": what, "Effect": "Allow", "Action": actions, "Resource": resources}
 
-    readable = (CARD, ORGANISERS, "orders*", "partition*", "contributions/*")
+    folders = folders_of([*card.files, *(order.path for order in card.orders), "contributions/"])
+    readable = [CARD, ORGANIZERS, *(f"{name}{later}/*" for name in sorted(folders) for later in ("", "-*"))]
     statements = [
         allow("ReadWhatIsPublished", ["s3:GetObject"], [f"{root}{name}" for name in readable]),
         allow("Leases", ["s3:GetObject", "s3:PutObject"], [f"{root}{LEASES}/*"]),

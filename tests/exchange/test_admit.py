@@ -16,8 +16,11 @@ from atoll.artifacts import Artifact, Store, UserError, finalize
 from atoll.ensemble.changes import register_orders
 from atoll.ensemble.versions import History, open_ensemble
 from atoll.exchange.admission import admit
-from atoll.exchange.holdout import GaussianDenoiser
+from atoll.exchange.checks import CHECKS
+from atoll.exchange.holdout import Draws, GaussianDenoiser, Scores
+from atoll.exchange.thresholds import AdmissionThresholds
 from atoll.islands.expert import ExpertCard, load_expert
+from atoll.islands.order import Acceptance
 from atoll.islands.train import train
 from atoll.process import LinearFlow, noisy, velocity_error
 from atoll.training.resources import Resources
@@ -227,3 +230,27 @@ def test_the_gaussian_is_ideal_for_gaussian_data() -> None:
         assert error == pytest.approx(4.0 / ((1 - moment) ** 2 * 4.0 + moment**2), rel=0.02)
         spread = noisy(LinearFlow(), x0, eps, t).var().item()
         assert spread == pytest.approx((1 - moment) ** 2 * 4 + moment**2, rel=0.02)
+
+
+def test_the_mean_leaves_out_the_draws_added_at_the_edges() -> None:
+    """An error of 1 near noise only: its mean is the fraction of the times that lie there, however many draws do."""
+    draws = Draws.random(torch.arange(10), 0, "outside", pairs=512, edge=64)
+    error = (draws.t >= 0.975).float()
+    assert error.mean() > 0.1
+    assert Scores.of(error, draws).mean == pytest.approx(0.025 / 0.97, abs=2 / 512)
+    assert Scores.of(error, draws).bands[-1] == 1
+    assert int((draws.t == 1).sum()) == 32, "at the end itself"
+
+
+def test_the_table_of_checks_in_the_docs_is_that_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+    values = {**vars(Acceptance()), **vars(AdmissionThresholds())}
+    for check in CHECKS:
+        limits = ", ".join(f"`{name}` {values[name]:,}" for name in check.limits)
+        assert check.run.__doc__ is not None
+        assert f"| {check.name} | {check.run.__doc__.splitlines()[0]} | {limits} |" in page
+    assert page.count("\n| ") >= len(CHECKS)
+    assert {name for check in CHECKS for name in check.limits} >= vars(AdmissionThresholds()).keys() - {
+        "margin",
+        "margin_without",
+    }

@@ -178,7 +178,7 @@ def check_quota(c: Candidate) -> None:
 
 
 def check_files(c: Candidate) -> None:
-    """Files that are missing, too large, links, pipes, or not what the manifest says; copies them to quarantine."""
+    """Files that are missing, too large, links, pipes, or not what the manifest says."""
     folder = c.lock.enter_context(quarantined(c.run, c.name))
     copy_contribution(c.source, c.manifest, folder / CONTRIBUTION, largest_files(c.order.architecture, c.limits))
     c.folder = folder
@@ -279,7 +279,7 @@ def begun_alike(c: Candidate, member: Member) -> bool:
 
 
 def check_samples(c: Candidate) -> Iterator[Measurement]:
-    """Images that lie further from the data than without it, inside its cluster or outside; writes the sheet."""
+    """Images that lie further from the data than without it, in its cluster or in others."""
     seen = sample_both(c.run, c.expert, c.cluster, c.holdout, c.seed, c.device)
     (c.files.parent / SHEET).write_bytes(seen.sheet(c.order.latent))
     limits = [c.order.acceptance.max_ratio_to_gaussian * seen.gaussian]
@@ -293,7 +293,7 @@ def check_samples(c: Candidate) -> Iterator[Measurement]:
 
 @dataclass(frozen=True)
 class Check:
-    """One defence: its name, its function, and the fields of AdmissionThresholds that it applies.
+    """One defence: its name, its function, and the fields of AdmissionThresholds, or of the order, that it applies.
 
     `unit` and `advice` go into the message of a refusal.
     """
@@ -319,7 +319,7 @@ CHECKS = (
     Check("metrics", check_the_metrics, ("metrics_lines",)),
     Check("copies", check_copies),
     Check("weights", check_weights),
-    Check("holdout error", check_holdout_error, unit=GAUSSIANS, advice="; train it longer"),
+    Check("holdout error", check_holdout_error, ("max_ratio_to_gaussian",), GAUSSIANS, "; train it longer"),
     Check("bands of t", check_bands, ("band",), GAUSSIANS),
     Check("outside", check_outside, ("outside",), GAUSSIANS),
     Check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,7 @@ def test_contributors_may_do_what_the_policy_names_and_nothing_else(users: dict[
 @pytest.mark.slow
 def test_a_contributor_with_that_policy_joins_from_end_to_end(planned: Path, tmp_path: Path) -> None:
     """publish, join by a key whose user is named after it, admit: nobody needs more than the policy gives."""
+    planned = shutil.copytree(planned, tmp_path / "run")
     keys = {name: new_key(tmp_path, name) for name in ("alice", "organizer")}
     user = fingerprint(keys["alice"])
     with policed_bucket(

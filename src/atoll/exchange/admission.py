@@ -19,7 +19,7 @@ from ..islands.expert import KIND
 from ..islands.order import Order
 from ..training.execution import named_or_best
 from .card_checks import check_manifest
-from .checks import CONDITIONAL, Candidate, run_checks
+from .checks import Candidate, run_checks
 from .holdout import BRANCHES, Branch, Scores, validation_loss
 from .inbox import Quota
 from .quarantine import SHEET, Refused, leave, read_manifest, write_reasons
@@ -196,16 +196,17 @@ def should_replace(c: Candidate, before: Version, known: dict[str, dict[Branch, 
         return True
     generations = Checks(c.run).generations(before)
     newer = generations.get(c.order.digest(), 0) > generations.get(incumbent.order, 0)
-    margin = c.limits.margin if newer else -c.limits.margin
     conditional, dropped = BRANCHES
+    ours = c.scores
     c.measured["active"] = {
         "name": incumbent.name,
-        "error": theirs[CONDITIONAL].mean,
-        "the newcomer's": c.scores[CONDITIONAL].mean,
+        "error": theirs[conditional].mean,
+        "the newcomer's": ours[conditional].mean,
     }
+    better = (1 + c.limits.margin) if newer else (1 - c.limits.margin)
     return (
-        c.scores[conditional].mean <= (1 + margin) * theirs[conditional].mean
-        and c.scores[dropped].mean <= (1 + c.limits.margin_without) * theirs[dropped].mean
+        ours[conditional].mean <= better * theirs[conditional].mean
+        and ours[dropped].mean <= (1 + c.limits.margin_without) * theirs[dropped].mean
     )
 
 

@@ -9,8 +9,7 @@ itself: an expert that is good on average may return garbage where few times lie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -64,6 +63,7 @@ class Holdout:
     clusters: Tensor  # int64 [n], of these rows
     train: Tensor  # int64 [m]
     train_clusters: Tensor  # int64 [m]
+    gaussians: dict[int, GaussianDenoiser] = field(default_factory=dict)
 
     @staticmethod
     def of(data: Artifact, partition: Artifact) -> Holdout:
@@ -89,19 +89,15 @@ class Holdout:
 
     def gaussian(self, cluster: int) -> GaussianDenoiser:
         """Fitted to the training data of a cluster, once."""
-        if cluster not in self._gaussians:
-            self._gaussians[cluster] = GaussianDenoiser.fitted(self.samples.latents(self.training_rows(cluster)))
-        return self._gaussians[cluster]
+        if cluster not in self.gaussians:
+            self.gaussians[cluster] = GaussianDenoiser.fitted(self.samples.latents(self.training_rows(cluster)))
+        return self.gaussians[cluster]
 
     def neighbors(self, cluster: int, count: int = 3) -> list[int]:
         """The clusters whose mean latents lie nearest, of those that have a holdout."""
         others = [k for k in self.clusters.unique().tolist() if k != cluster]
         own = self.gaussian(cluster).mean
         return sorted(others, key=lambda k: float((self.gaussian(k).mean - own).square().sum()))[:count]
-
-    @cached_property
-    def _gaussians(self) -> dict[int, GaussianDenoiser]:
-        return {}
 
 
 def some_of(rows: Tensor, most: int, *key: str | int) -> Tensor:

@@ -153,16 +153,14 @@ class Joining:
 
     def settled(self, wanted: str | None) -> PublishedOrder | None:
         """The order begun in this folder, or the `wanted` one; None where any will do."""
-        if self.joined.order is not None:
-            for listed in self.card.orders:
-                if listed.digest == self.joined.order:
-                    return listed
-            raise UserError(f"{self.folder}: its order is not published any more; use another --out")
-        if wanted is None:
+        begun = self.joined.order
+        if begun is None and wanted is None:
             return None
         for listed in self.card.orders:
-            if listed.order == wanted:
+            if begun == listed.digest or (begun is None and listed.order == wanted):
                 return listed
+        if begun is not None:
+            raise UserError(f"{self.folder}: its order is not published any more; use another --out")
         names = ", ".join(listed.order for listed in self.card.orders[:40])
         raise UserError(f"--order {wanted}: no such order; there are {names}")
 
@@ -205,13 +203,8 @@ class Joining:
             if lease is None:
                 self.say(f"order {listed.order} is leased by another key; training anyway, both experts are evaluated")
         renewal = LeaseRenewal(self.leases, lease, watch, self.say)
-        expert = train(
-            f"{self.place}/{listed.path}",
-            self.folder / "expert",
-            resources=Resources(self.device, self.memory),
-            sheets=True,
-            watch=renewal,
-        )
+        resources = Resources(self.device, self.memory)
+        expert = train(f"{self.place}/{listed.path}", self.folder / "expert", resources=resources, watch=renewal)
         if expert is None:
             raise UserError("join: runs as one process; use `atoll train` under torchrun and send the folder by hand")
         if self.key is not None:
@@ -219,7 +212,7 @@ class Joining:
         if self.card.read_only:
             return Sent(expert, None)
         sent = self.send(order, expert)
-        renewal.finish(order.training.images)
+        renewal.write(order.training.images, order.training.images, 0.0, done=True)
         return Sent(expert, sent)
 
     def fetch(self, order: Order, listed: PublishedOrder) -> None:
@@ -265,36 +258,36 @@ def check_text_encoder(order: Order, place: Store) -> None:
         )
 
 
+@dataclass
 class LeaseRenewal:
     """Passes every step on and renews the lease; a store that cannot be reached stops no training."""
 
-    def __init__(self, leases: Leases, lease: Lease | None, watch: Watch | None, say: Callable[[str], None]) -> None:
-        self._leases, self._lease, self._watch, self._say = leases, lease, watch, say
-        self._due = 0.0
+    leases: Leases
+    lease: Lease | None
+    watch: Watch | None
+    say: Callable[[str], None]
+    due: float = 0.0
 
     def __call__(self, now: Progress) -> None:
-        if now.note is None and time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._leases.seconds / RENEWALS
-            self._write(now.images, now.total, now.seconds_left)
-        if self._watch is not None:
-            self._watch(now)
+        if now.note is None and time.monotonic() >= self.due:
+            self.due = time.monotonic() + self.leases.seconds / RENEWALS
+            self.write(now.images, now.total, now.seconds_left)
+        if self.watch is not None:
+            self.watch(now)
 
-    def finish(self, images: int) -> None:
-        self._write(images, images, 0.0, done=True)
-
-    def _write(self, images: int, total: int, left: float | None, done: bool = False) -> None:
-        if self._lease is None or self._lease.file is None:
+    def write(self, images: int, total: int, left: float | None, done: bool = False) -> None:
+        if self.lease is None or self.lease.file is None:
             return
-        file = LeaseFile(holder=self._lease.file.holder, images=images, total=total, seconds_left=left, done=done)
+        file = LeaseFile(holder=self.lease.file.holder, images=images, total=total, seconds_left=left, done=done)
         try:
-            kept = self._leases.renew(self._lease, file)
+            kept = self.leases.renew(self.lease, file)
         except Exception as error:
             if not is_away(error):
                 raise
             return  # the next renewal is tried again
         if not kept:
-            self._say("another key has taken the lease; training goes on, both experts are evaluated")
-            self._lease = None
+            self.say("another key has taken the lease; training goes on, both experts are evaluated")
+            self.lease = None
 
 
 def cpu_rate(size: int = 512) -> float:

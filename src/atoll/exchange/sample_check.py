@@ -54,74 +54,42 @@ class SampleCheck:
             return stream.getvalue()
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Conditions of holdout samples and the seeds of their images, the first half inside the cluster."""
-
-    condition: Condition
-    seeds: list[int]
-    shape: tuple[int, ...]
-    device: str
-
-    @staticmethod
-    def of(holdout: Holdout, cluster: int, shape: tuple[int, ...], seed: int, device: str) -> Prompts:
-        inside, outside = holdout.inside(cluster), holdout.outside(cluster)
-        numbers = generator(seed, "prompts")
-        halves = (inside, outside if len(outside) else inside)
-        rows = torch.cat([rows[torch.randint(len(rows), (HALF,), generator=numbers)] for rows in halves])
-        condition = holdout.samples.condition(rows, torch.rand(len(rows), generator=numbers, dtype=torch.float64))
-        return Prompts(condition, [seed_from(seed, "image", i) for i in range(len(rows))], shape, device)
-
-    def sample(self, denoiser: Denoiser, guidance: float, count: int = IMAGES, null: bool = False) -> Tensor:
-        """Latents float32 [count, C, H, W] of the first prompts, or without a condition."""
-        condition = self.condition.null() if null else self.condition
-        latents = generate(
-            denoiser,
-            self.shape,
-            self.seeds[:count],
-            condition[slice(0, count)],
-            Sampling(steps=STEPS, solver=SOLVER, guidance=guidance),
-            device=self.device,
-        )
-        return latents.float().cpu()
-
-
 def sample_both(run: Store, expert: Expert, cluster: int, holdout: Holdout, seed: int, device: str) -> SampleCheck:
     """Sample with the candidate of a cluster and without it, with the same prompts and noise."""
-    latent = expert.card.latent
-    prompts = Prompts.of(holdout, cluster, latent.shape, seed, device)
+    shape, numbers = expert.card.latent.shape, generator(seed, "samples")
+    inside, outside = holdout.inside(cluster), holdout.outside(cluster)
+    halves = (inside, outside if len(outside) else inside)
+    rows = torch.cat([half[torch.randint(len(half), (HALF,), generator=numbers)] for half in halves])
+    prompts = holdout.samples.condition(rows, torch.rand(IMAGES, generator=numbers, dtype=torch.float64))
+    seeds = [seed_from(seed, "image", i) for i in range(IMAGES)]
     guidance = GUIDANCE if expert.card.architecture.condition != "none" else 1.0
+
+    def sample(denoiser: Denoiser, condition: Condition, guidance: float, count: int) -> Tensor:
+        how = Sampling(steps=STEPS, solver=SOLVER, guidance=guidance)
+        return generate(denoiser, shape, seeds[:count], condition[slice(0, count)], how, device=device).float().cpu()
+
     candidate = expert.denoiser(LinearFlow())
-    alone = prompts.sample(candidate, guidance, HALF)
-    inside = holdout.training_rows(cluster)
-    real = real_latents(holdout, inside)
-    gaussian = nearest(holdout.gaussian(cluster).draw(HALF, generator(seed, "gaussian")), real)
+    alone = sample(candidate, prompts, guidance, HALF)
+    real = real_latents(holdout, holdout.training_rows(cluster))
+    gaussian = nearest(holdout.gaussian(cluster).draw(HALF, numbers), real)
     images = {
-        f"real, cluster {cluster}": real_latents(holdout, inside, COLUMNS).unflatten(1, latent.shape),
+        f"real, cluster {cluster}": real_latents(holdout, holdout.training_rows(cluster), COLUMNS).unflatten(1, shape),
         f"the candidate alone, prompts of cluster {cluster}": alone,
-        "the candidate alone, no prompt": prompts.sample(candidate, 1.0, HALF, null=True),
+        "the candidate alone, no prompt": sample(candidate, prompts.null(), 1.0, HALF),
     }
-    model = present_model(run, device)
-    if model is None:
+    try:
+        model = load_ensemble(run, placement=Placement((torch.device(device),)))
+    except UserError:  # it has no router yet, or no expert
         return SampleCheck((nearest(alone, real),), None, gaussian, images)
     before = model.mixture(parse_route(model.version.route))
-    with_it, without = (
-        prompts.sample(one, guidance) for one in (with_candidate(before, model, cluster, candidate), before)
-    )
+    after = with_candidate(before, model, cluster, candidate)
+    with_it, without = (sample(mixture, prompts, guidance, IMAGES) for mixture in (after, before))
     for title, latents in (("with it", with_it), ("as it is", without)):
         rows = torch.cat([latents[:COLUMNS], latents[HALF : HALF + COLUMNS]])
         images[f"the model {title}: first row cluster {cluster}, second row others"] = rows
     near = torch.cat([real, real_latents(holdout, holdout.train)])
-    after, now = (tuple(nearest(half, near) for half in latents.split(HALF)) for latents in (with_it, without))
-    return SampleCheck(after, now, gaussian, images)
-
-
-def present_model(run: Store, device: str) -> Ensemble | None:
-    """The model as it is now; None where it cannot sample, for lack of a router or of any expert."""
-    try:
-        return load_ensemble(run, placement=Placement((torch.device(device),)))
-    except UserError:
-        return None
+    distances = [tuple(nearest(half, near) for half in latents.split(HALF)) for latents in (with_it, without)]
+    return SampleCheck(distances[0], distances[1], gaussian, images)
 
 
 def with_candidate(before: Mixture, model: Ensemble, cluster: int, candidate: Denoiser) -> Mixture:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -99,11 +98,3 @@ def test_what_is_lost_damaged_or_begun_is_named(late: Path, tmp_path: Path) -> N
     assert "begun" in found["data-3"].what
     assert found["evaluation.json"].what == "of another version"
     assert f"atoll evaluate {run}" in commands
-
-
-def test_the_table_can_be_read_by_programs(late: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["status", str(late / "runs" / "digits"), "--out", str(tmp_path / "status.json")])
-    rows = json.loads((tmp_path / "status.json").read_bytes())
-    assert [row["name"] for row in rows[:3]] == ["data-2", "partition-2", "orders"]
-    assert set(rows[0]) == {"name", "digest", "what", "next"}
-    assert "missing" not in capsys.readouterr().out

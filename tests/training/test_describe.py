@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from atoll.cli import main
+from atoll.cli.progress import console
 from atoll.models.accounting import account
 from atoll.models.presets import preset
 from atoll.training.machines import GPUS
@@ -59,7 +60,7 @@ def test_options_say_which_card_how_much_of_it_and_which_batch(capsys: pytest.Ca
 def test_tables_fit_a_terminal(
     options: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(console, "_width", 80)
     told = described(capsys, options)
     assert max(map(len, told.splitlines())) <= 80
     assert "…" not in told
@@ -87,7 +88,7 @@ def test_tables_say_what_is_chosen_and_what_others_cost(capsys: pytest.CaptureFi
         ("xl/2 --latent 4x31x32", "xl/2: "),
         ("xl/2 --gpu 'RTX 9999'", "--gpu: machine 'RTX 9999' is not known"),
         ("xl/2 --memory lots", "--memory lots: write it in gigabytes"),
-        ("xl/2 --memory 500GB", "--memory 500GB: no known card has so much"),
+        ("xl/2 --memory 500GB", "--memory 500GB: no known GPU has so much"),
         ("xl/2 --batch 0", "--batch"),
     ],
 )

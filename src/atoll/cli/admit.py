@@ -13,53 +13,35 @@ from ..exchange.admission import admit as admit_one
 from ..exchange.inbox import Quota, QuotaExceeded, inbox_of
 from ..exchange.thresholds import AdmissionThresholds
 from ..islands.launch import check_finished
+from .options import Device
 from .progress import console, progress
 from .tables import plain
 
 
 def admit(
-    out: Annotated[str, typer.Option(help="The run that gave the orders")],
-    contributions: Annotated[
-        list[str] | None, typer.Argument(help="Expert folders as they came back, on disk or fsspec URLs")
-    ] = None,
-    inbox: Annotated[bool, typer.Option("--inbox", help="All contributions in the inbox of the run")] = False,
-    inbox_at: Annotated[str | None, typer.Option(help="All contributions in this inbox, a folder or URL")] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Make it active even if the active expert is no worse")
-    ] = False,
-    recheck: Annotated[bool, typer.Option("--recheck", help="Check again what was refused before")] = False,
-    signers: Annotated[
-        str | None, typer.Option(help="Who may sign (man ssh-keygen, ALLOWED SIGNERS); default: RUN/allowed_signers")
-    ] = None,
-    unsigned_ok: Annotated[
-        bool, typer.Option("--unsigned-ok", help="Also admit experts without a signature of a listed key")
-    ] = False,
+    out: Annotated[str, typer.Option(help="The run that gave the orders.")],
+    contributions: Annotated[list[str] | None, typer.Argument(help="Folders or URLs of contributed experts.")] = None,
+    inbox: Annotated[bool, typer.Option("--inbox", help="All contributions in the run's inbox.")] = False,
+    inbox_at: Annotated[str | None, typer.Option(help="All contributions in this inbox, a folder or URL.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Activate it even if the active one is no worse.")] = False,
+    recheck: Annotated[bool, typer.Option("--recheck", help="Check again what was refused before.")] = False,
+    signers: Annotated[str | None, typer.Option(help="Who may sign (default: RUN/allowed_signers).")] = None,
+    unsigned_ok: Annotated[bool, typer.Option("--unsigned-ok", help="Also admit what no listed key signed.")] = False,
     max_per_contributor: Annotated[
-        int, typer.Option(help="Of an inbox: contributions of one key to check, refused ones included", min=1)
+        int, typer.Option(help="Of an inbox: contributions of one key to check.", min=1)
     ] = AdmissionThresholds.contributions,
-    device: Annotated[
-        str | None, typer.Option(help="Where to measure: cpu, cuda; default: cuda if there is one")
-    ] = None,
+    device: Device = None,
 ) -> None:
-    """Check each contributed expert, and add those that pass to the model.
+    """Check each contributed expert in quarantine, and add those that pass to the model.
 
-    A copy in quarantine is checked: its signature and files, its card against its order, its weights, its error on
-    held-out data, and images sampled with it. docs/trust.md has the table of checks and says what they cannot find.
+    The active expert of a cluster stays unless the newcomer is better by a margin, or --replace. A refused one leaves
+    its reasons in RUN/quarantine, and the exit code is 2. With allowed_signers or --inbox, a listed key must have
+    signed. docs/trust.md has the table of checks.
 
-    An expert of any order of the run may be admitted. The active expert of its cluster stays active unless the
-    newcomer is better by a margin (of a newer order: not worse by it), or --replace. A refused one leaves its reasons
-    in RUN/quarantine; the others are still checked, and the exit code is 2.
-
-    Where the run has an allowed_signers file, and always with --inbox, a listed key must have signed the expert, and
-    its contributor is credited by the name in that list. Of an inbox, --max-per-contributor contributions of each key
-    are checked; refused ones count until you remove them from RUN/quarantine.
-
+    \b
     Examples:
-
       atoll admit from-alice/ from-bob/ --out runs/flowers
-
       atoll admit --inbox --out runs/flowers
-
       atoll admit s3://bucket/inbox/carol/03 --out runs/flowers --device cuda
     """
     run = clean_run(out)
@@ -77,7 +59,7 @@ def admit(
     refused, left = [], []
     with progress() as display:
         for number, place in enumerate(places):
-            display("checking and measuring", number, len(places))
+            display("checking experts", number, len(places))
             try:
                 check_finished(place)
                 print_admission(
@@ -114,12 +96,9 @@ def print_admission(result: Admission) -> None:
     measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
     state = "already admitted" if result.already else "admitted"
     if result.incumbent is not None and not result.already:
-        state += (
-            f", but {result.incumbent} stays active (the newcomer is not better by a margin; --replace activates it)"
-        )
-    line = (
-        f"{state}: cluster {member.cluster}, {plain(member.objective)}{measured} -> [bold]{plain(member.path)}[/bold]"
-    )
+        state += f", but {result.incumbent} stays active (not better by a margin; --replace activates it)"
+    what = f"cluster {member.cluster}, {plain(member.objective)}{measured}"
+    line = f"{state}: {what} -> [bold]{plain(member.path)}[/bold]"
     by = "" if member.contributor is None else f", by {plain(member.contributor)}"
     if result.copied_by is not None:
         by += f"; {plain(result.copied_by)} sent the same and is credited, too"

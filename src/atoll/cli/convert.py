@@ -51,14 +51,11 @@ def convert(
 ) -> None:
     """Turn a checkpoint into an expert: as it is, or as the warm start of another one.
 
+    \b
     Examples:
-
       atoll convert DiT-XL-2-256x256.pt --from dit --out imagenet-expert
-
       atoll convert DiT-XL-2-256x256.pt --from dit --order runs/art/orders/03.json --out start-03
-
       atoll convert SiT-XL-2-256.pt --from sit --objective linear-flow:velocity --text 768 --out start
-
       atoll convert exported/ --from diffusers --out back
     """
     if form not in FORMS:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..artifacts import Store, UserError
 from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
 from ..ensemble.signatures import begin_signing
-from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, is_whole, no_ensemble, told_newest
+from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, is_whole, no_ensemble, warn_if_stale
 from .progress import console
 from .tables import plain
 
@@ -20,77 +20,57 @@ SHOWN = 20  # versions of the history, unless all are asked for
 
 
 def ensemble(
-    run: Annotated[str, typer.Argument(help="The run")],
-    number: Annotated[int | None, typer.Argument(help="A version of its model; default: the newest")] = None,
-    use: Annotated[
-        str | None, typer.Option(help="An admitted expert, such as 03-1f2e3d, that serves from now on")
-    ] = None,
-    remove: Annotated[int | None, typer.Option(help="A cluster whose expert serves no more; it stays admitted")] = None,
-    route: Annotated[str | None, typer.Option(help="The route taken when none is asked for, such as top-1")] = None,
-    rollback: Annotated[
-        bool, typer.Option("--rollback", help="Go back: before the last change, or to a version")
-    ] = False,
-    key: Annotated[
-        str | None, typer.Option("--sign", help="Sign the newest version with this SSH key; later ones need ATOLL_KEY")
-    ] = None,
-    all_versions: Annotated[bool, typer.Option("--all", help="Show the whole history")] = False,
+    run: Annotated[str, typer.Argument(help="The run.")],
+    number: Annotated[int | None, typer.Argument(help="A version of its model (default: the newest).")] = None,
+    use: Annotated[str | None, typer.Option(help="Admitted expert to activate, such as 03-1f2e3d.")] = None,
+    remove: Annotated[int | None, typer.Option(help="Cluster whose expert is deactivated; it stays admitted.")] = None,
+    route: Annotated[str | None, typer.Option(help="Default route, such as top-1.")] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Go back by one change, or to a version.")] = False,
+    key: Annotated[str | None, typer.Option("--sign", help="SSH key to sign with; later ones need ATOLL_KEY.")] = None,
+    all_versions: Annotated[bool, typer.Option("--all", help="Show the whole history.")] = False,
 ) -> None:
-    """Show the model of a run and its history, or change it: each change is a new version, and none is lost.
+    """Show the model of a run and its history, or change it. Each change is a new version, and none is lost.
 
-    Every expert that was ever admitted stays; one per cluster serves.
+    Every admitted expert stays; one per cluster is active.
 
+    \b
     Examples:
-
       atoll ensemble runs/flowers
-
       atoll ensemble runs/flowers 4
-
       atoll ensemble runs/flowers --use 03-1f2e3d4c5b6a
-
       atoll ensemble runs/flowers --remove 3
-
       atoll ensemble runs/flowers --route top-1
-
       atoll ensemble runs/flowers --rollback
-
       atoll ensemble runs/flowers --rollback 4
-
       atoll ensemble runs/flowers --sign ~/.ssh/id_ed25519
     """
-    changes = {"--use": use, "--remove": remove, "--route": route, "--rollback": rollback or None, "--sign": key}
-    asked = [name for name, value in changes.items() if value is not None]
-    if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)}: one change at a time, please; each is a version of its own")
-    if number is not None and asked and not rollback:
-        raise UserError(f"{asked[0]}: changes the newest version; leave out {number}")
-    place = clean_run(run) if asked else Store.at(run)
-    if asked:
+    options = {"--use": use, "--remove": remove, "--route": route, "--rollback": rollback or None, "--sign": key}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: one change at a time; each is a version of its own")
+    if number is not None and given and not rollback:
+        raise UserError(f"{given[0]}: changes the newest version; leave out {number}")
+    place = clean_run(run) if given else Store.at(run)
+    if given:
         before = History.of(place).newest
-        after = change(place, number, use=use, remove=remove, route=route, key=key)
+        if use is not None:
+            after = use_expert(place, use)
+        elif remove is not None:
+            after = remove_expert(place, remove)
+        elif route is not None:
+            after = set_route(place, route)
+        else:
+            after = roll_back(place, number) if key is None else begin_signing(place, key)
         if before == after and key is None:
             console.print(f"nothing to do: version {after.version} is like that already")
             return
-    show(place, number if not asked else None, SHOWN if not all_versions else None)
-
-
-def change(
-    run: Store, number: int | None, *, use: str | None, remove: int | None, route: str | None, key: str | None
-) -> Version:
-    if key is not None:
-        return begin_signing(run, key)
-    if use is not None:
-        return use_expert(run, use)
-    if remove is not None:
-        return remove_expert(run, remove)
-    if route is not None:
-        return set_route(run, route)
-    return roll_back(run, number)
+    show(place, None if given else number, None if all_versions else SHOWN)
 
 
 def show(run: Store, number: int | None, most: int | None) -> None:
     """One version, the newest by default, and below it the history."""
     history = History.of(run)
-    told_newest(history)
+    warn_if_stale(history)
     newest = history.newest
     if newest is None:
         raise UserError(no_ensemble(run))
@@ -121,10 +101,10 @@ def experts_table(run: Store, version: Version) -> Table:
     credited = any(member.credits for member in version.experts)
     if credited:
         table.add_column("by", overflow="fold")
-    table.add_column("serves", no_wrap=True)
+    table.add_column("active", no_wrap=True)
     for cluster in range(version.clusters):
         members = [member for member in version.experts if member.cluster == cluster]
-        idle = "no" if any(member.serving for member in members) else "[yellow]none does[/yellow]"
+        idle = "no" if any(member.serving for member in members) else "[yellow]none is[/yellow]"
         for member in sorted(members, key=lambda m: not m.serving):
             score = member.val_loss
             numbers = ["", ""] if score is None else [f"{score.inside:.4f}", f"{score.gaussian:.4f}"]
@@ -139,7 +119,7 @@ def experts_table(run: Store, version: Version) -> Table:
 
 
 def facts(run: Store, version: Version) -> Sequence[tuple[str, str]]:
-    """What else the model consists of."""
+    """The other artifacts of the model."""
     router = "none yet" if version.router is None else f"{version.router.path}  {version.router.digest[:12]}"
     orders = [f"{reference.path}  {reference.digest[:12]}" for reference in version.orders]
     grown = "" if not version.earlier else f", grown from {', '.join(plain(old.path) for old in version.earlier)}"
@@ -158,7 +138,7 @@ def history_table(run: Store, history: History, shown: Version, most: int | None
     chain = history.chain()
     table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("version", justify="right")
-    for column in ("when (UTC)", "what was done", "serving", "digest"):
+    for column in ("when (UTC)", "change", "active", "digest"):
         table.add_column(column, overflow="fold")
     for version in chain[:most]:
         when = run.child(FOLDER).modified(version.name)

@@ -16,25 +16,20 @@ from .progress import console
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="A run, or the folder of one expert")],
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist")],
-    to: Annotated[str, typer.Option(help="diffusers: the whole model; transformer: one expert, stock")] = "diffusers",
-    router: Annotated[str | None, typer.Option(help="Another router folder of the run, such as router-blind")] = None,
+    run: Annotated[str, typer.Argument(help="Run, or folder of one expert.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    to: Annotated[str, typer.Option(help="diffusers: the whole model; transformer: one expert.")] = "diffusers",
+    router: Annotated[str | None, typer.Option(help="Another router of the run, such as router-blind.")] = None,
 ) -> None:
     """Write a model as a folder that others can use without atoll.
 
-    --to diffusers: a pipeline with one component per expert, the router, the autoencoder, the text encoder and a model
-    card. `DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)` loads it, and so does `atoll.load`.
+    --to diffusers: a pipeline, for `DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)`.
+    --to transformer: one expert as diffusers' DiTTransformer2DModel or PixArtTransformer2DModel, if it is one.
 
-    --to transformer: one expert as diffusers' own DiTTransformer2DModel or PixArtTransformer2DModel, if it is one of
-    the two; `atoll convert --from diffusers` reads it back bit for bit.
-
+    \b
     Examples:
-
       atoll export runs/demo --to diffusers --out demo-pipeline
-
       atoll sample demo-pipeline --prompt "a handwritten three"
-
       atoll export runs/art/contributions/03-1f2e3d4c5b6a --to transformer --out art-03
     """
     if to == "diffusers":

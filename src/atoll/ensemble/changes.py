@@ -28,7 +28,7 @@ from .versions import (
     no_ensemble,
     open_ensemble,
     reference_to,
-    told_newest,
+    warn_if_stale,
 )
 
 Change = Callable[[Version | None], Version]
@@ -43,7 +43,7 @@ def change_ensemble(run: Store, change: Change, what: str) -> Version:
     """
     run.check_creates()
     history, checks = History.of(run), Checks(run)
-    told_newest(history)
+    warn_if_stale(history)
     for refusals in count():
         began = time.monotonic()
         before = history.newest

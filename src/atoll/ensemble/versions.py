@@ -277,11 +277,11 @@ class History:
 def find_ensemble(run: Store) -> Version | None:
     """The run's model: its newest version that counts, or None before the first. A damaged newer one is told of."""
     history = History.of(run)
-    told_newest(history)
+    warn_if_stale(history)
     return history.newest
 
 
-def told_newest(history: History) -> None:
+def warn_if_stale(history: History) -> None:
     """Warn that the newest version is not used; refuse a run of which none is left."""
     if (complaint := history.complaint()) is None:
         return

@@ -149,7 +149,7 @@ def test_until_plan_and_the_same_file_gives_the_same_orders(begun: tuple[Path, s
     two = tmp_path / "two"
     assert "all of it" in told
     assert "prompts: 4 classes by name or number: lemon, old cars, Äpfel & Birnen, 東京 タワー" in told
-    assert "rejected 1: " in told
+    assert "skipped 1: " in told
     assert f"atoll admit FOLDER --out '{one}'" in told, "to be copied as it stands"
     assert not (one / "islands").exists()
     two.mkdir()

@@ -32,7 +32,7 @@ def test_a_source_of_forty_lines_is_prepared_by_two_workers(tmp_path: Path) -> N
     assert {key: made.config[key] for key in ("count", "splits", "labels", "text")} == {
         key: same.config[key] for key in ("count", "splits", "labels", "text")
     }
-    assert made.config["rejected"] == {"no image bytes": 1}
+    assert made.config["skipped"] == {"no image bytes": 1}
     provenance = json.loads((tmp_path / "data" / "provenance.json").read_bytes())
     assert provenance["plugins"] == {str(plugin): hashlib.sha256(plugin.read_bytes()).hexdigest()}
 

@@ -1,17 +1,14 @@
-"""Prepare on real files: the same set gives the same artifact, however it is stored, read, killed or added to."""
+"""Prepare on real files: what comes out, and that workers, kills and resumes leave no trace in it."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
+import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +17,13 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from atoll.artifacts import Artifact, UserError, file_lock, link
+from atoll.artifacts import Artifact, AtollWarning, UserError, file_lock
 from atoll.cli import main
-from atoll.data import encode, merge
-from atoll.data.dataset import LatentDataset
-from atoll.data.gather import Slice, slices_of_range
-from atoll.data.index import Index
+from atoll.data import units
+from atoll.data.index import Index, first_rows
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.sources import SourceConfig
+from atoll.data.sources import END, SourceConfig, files
+from atoll.data.sources import Item as Item_
 from atoll.data.space import LatentConfig
 from atoll.executor import Executor
 from atoll.models.autoencoders import Pixels
@@ -35,6 +31,9 @@ from atoll.models.feature_extractors import PixelFeatures
 from atoll.planning.recipes import Network
 from atoll.planning.stage import architecture
 from image_forms import CONFIG, FORMS, Item, folder, parquet, pictures, samples_of, shuffled, tars
+from killed import kill
+
+stage = sys.modules["atoll.data.prepare"]
 
 
 def test_a_part_of_the_digits_and_the_rest_are_all_of_them(tmp_path: Path) -> None:
@@ -64,11 +63,11 @@ def test_digits_come_back_as_they_were(tmp_path: Path) -> None:
     assert ours == {(tuple(image.astype(int)), label) for image, label in zip(real, labels.tolist(), strict=True)}
     names = data.config["source"]["classes"]
     assert all(c == [f"a handwritten {names[k]}"] for c, k in zip(index.captions, index.labels.tolist(), strict=True))
-    # normalized over the training split, in id order, every split there
+    # normalized over the training split, in listing order, every split there
     train = samples.latents(torch.from_numpy(index.rows("train")))
     assert abs(float(train.mean())) < 1e-5
     assert abs(float(train.double().std(correction=0)) - 1.0) < 1e-5
-    assert index.ids == sorted(index.ids)
+    assert index.labels.tolist() == labels.tolist()
     assert set(index.splits) == {"train", "validation", "holdout"}
 
 
@@ -83,20 +82,173 @@ def test_a_second_run_finds_it_and_other_settings_are_refused(tmp_path: Path) ->
         prepare(folder(tmp_path / "other", pictures(5)), tmp_path / "data", PrepareConfig(features="pixels"))
 
 
-def test_order_names_storage_and_workers_do_not_matter(tmp_path: Path) -> None:
-    items = pictures(100)
-    digests = {
-        "as they are": prepare(folder(tmp_path / "a", items), tmp_path / "a-data", CONFIG).digest,
-        "shuffled": prepare(folder(tmp_path / "b", shuffled(items, 1)), tmp_path / "b-data", CONFIG).digest,
-        "tars, two workers": prepare(
-            tars(tmp_path / "c", shuffled(items, 2)), tmp_path / "c-data", CONFIG, executor=Executor(2)
-        ).digest,
-        "parquet": prepare(parquet(tmp_path / "d", shuffled(items, 3)), tmp_path / "d-data", CONFIG).digest,
-    }
-    assert len(set(digests.values())) == 1, digests
-    # and it is not a digest of nothing: one more image changes it
-    more = prepare(folder(tmp_path / "e", pictures(101)), tmp_path / "e-data", CONFIG).digest
-    assert more not in digests.values()
+@pytest.mark.parametrize("workers", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_workers_do_not_matter(workers: int, tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", pictures(200))
+    one, more = (prepare(source, tmp_path / str(count), CONFIG, executor=Executor(count)) for count in (1, workers))
+    assert one.digest == more.digest
+    assert len(one.names("shard-")) == 4
+
+
+def test_an_image_that_is_added_changes_the_digest(tmp_path: Path) -> None:
+    one, two = (prepare(folder(tmp_path / f"{n}", pictures(n)), tmp_path / f"{n}-data", CONFIG) for n in (20, 21))
+    assert one.digest != two.digest
+
+
+@pytest.mark.parametrize(
+    ("items", "sizes"),
+    [
+        ([Item_("a")] * 10, [10]),
+        ([Item_("a")] * 130, [64, 64, 2]),
+        ([Item_("a")] * 6400, [100] * 64),
+        ([Item_("a")] * 4096 * 65, [4096] * 64 + [4096]),
+        ([Item_("t", start=0, stop=4096), Item_("t", start=4096, stop=4100)], [1, 1]),
+        ([Item_("t", start=100 * n, stop=100 * n + 100) for n in range(640)], [10] * 64),
+        ([Item_("t", stop=END), Item_("t", stop=END)], [1, 1]),
+        ([], []),
+    ],
+)
+def test_units_follow_from_the_listing(items: list[Item_], sizes: list[int]) -> None:
+    found = list(units.units_of(items))
+    assert [len(unit) for unit in found] == sizes
+    assert [item for unit in found for item in unit] == items
+
+
+def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that plans convolutions by shape plans once; the images that fill up a batch leave no trace."""
+    met: set[int] = set()
+
+    class Watched(PixelFeatures):
+        def extract(self, images: Tensor) -> Tensor:
+            met.add(len(images))
+            return super().extract(images)
+
+    monkeypatch.setattr(units, "load_extractor", lambda name, device: Watched())
+    source = folder(tmp_path / "source", pictures(100))
+    padded = prepare(source, tmp_path / "padded", CONFIG.model_copy(update={"batch": 7}))
+    assert met == {7}
+    single = prepare(source, tmp_path / "single", CONFIG.model_copy(update={"batch": 1}))
+    assert padded.manifest.files == single.manifest.files
+
+
+def test_kills_leave_no_trace(tmp_path: Path) -> None:
+    """Ten kill -9 at random moments of one and of two workers."""
+    source = tars(tmp_path / "source", pictures(300), count=3)
+    whole = prepare(source, tmp_path / "unbroken", CONFIG)
+    numbers, kills, ends = random.Random(0), 0, 0
+    while kills < 10:
+        workers = "2" if kills % 5 == 4 else "1"
+        command = ["prepare", source, "--out", "data", *SAME_CONFIG, "--device", "cpu", "--workers", workers]
+        if kill(command, tmp_path, 0.5 if workers == "1" else 5.0, numbers):
+            kills += 1
+        if (tmp_path / "data").exists():
+            ends += 1
+            assert Artifact.open(tmp_path / "data").digest == whole.digest
+            shutil.rmtree(tmp_path / "data")
+    assert prepare(source, tmp_path / "data", CONFIG).digest == whole.digest
+    assert not (tmp_path / ".data.partial").exists()
+
+
+def test_finished_units_are_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = folder(tmp_path / "source", pictures(200))
+    unfinished(source, tmp_path / "data", monkeypatch)
+    made = list((tmp_path / ".data.partial").glob("shard-*"))
+    assert len(made) == 2
+    before = {path.name: path.stat().st_mtime_ns for path in made}
+    prepare(source, tmp_path / "data", CONFIG)
+    assert before == {name: (tmp_path / "data" / name).stat().st_mtime_ns for name in before}
+
+
+def unfinished(source: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop a run when two units are done."""
+    done: list[int] = []
+    real = units.encode_unit
+
+    def stop(task: units.UnitTask) -> int:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(task.number)
+        return real(task)
+
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(stage, "encode_unit", stop)
+        prepare(source, out, CONFIG)
+
+
+def test_a_resumed_run_uses_its_listing_and_names_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder(tmp_path / "source", pictures(200))
+    whole = prepare(source, tmp_path / "whole", CONFIG)
+    unfinished(source, tmp_path / "data", monkeypatch)
+    (tmp_path / "source" / "zebra.png").write_bytes(pictures(1, first=300)[0].content)
+    with pytest.warns(AtollWarning, match=r"files differ from the listing .* \(1 added, such as zebra.png\)"):
+        data = prepare(source, tmp_path / "data", CONFIG)
+    assert data.digest == whole.digest
+
+
+def test_unfinished_work_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = folder(tmp_path / "source", pictures(200))
+    unfinished(source, tmp_path / "data", monkeypatch)
+    with pytest.raises(UserError, match=r"unfinished work .*\(request.size: 16 -> 24, .*remove that folder"):
+        prepare(source, tmp_path / "data", CONFIG.model_copy(update={"size": 24}))
+    # a folder without a record of its settings is not trusted
+    (tmp_path / ".data.partial" / "state" / "work.json").unlink()
+    (tmp_path / ".data.partial" / "shard-00000.safetensors").write_bytes(b"of another source")
+    assert prepare(source, tmp_path / "data", CONFIG).digest == prepare(source, tmp_path / "whole", CONFIG).digest
+
+
+def test_what_was_chosen_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best extractor and batch depend on the machine; the same command must mean the same on another."""
+    source, config = folder(tmp_path / "source", pictures(30)), CONFIG.model_copy(update={"features": None})
+    monkeypatch.setattr(stage, "best_extractor", lambda device: "pixels")
+    first = prepare(source, tmp_path / "data", config)
+    assert first.config["request"]["batch"] == 8
+    monkeypatch.setattr(stage, "best_extractor", lambda device: pytest.fail("chosen again"))
+    monkeypatch.setattr(stage, "check_device", lambda device: None)
+    assert prepare(source, tmp_path / "data", config, device="cuda").digest == first.digest
+
+
+def test_the_license_is_that_of_the_data(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", pictures(20))
+    main(["prepare", source, "--out", str(tmp_path / "data"), *SAME_CONFIG, "--license", "CC0-1.0"])
+    assert Artifact.open(tmp_path / "data").manifest.license == "CC0-1.0"
+    added = prepare(folder(tmp_path / "more", pictures(5, first=20)), tmp_path / "both", onto=tmp_path / "data")
+    assert added.manifest.license == "CC0-1.0"
+
+
+def test_the_source_is_listed_once_and_latents_are_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    real = files.local_files
+
+    def count(root: str) -> Iterator[tuple[str, str]]:
+        listed.append(root)
+        return real(root)
+
+    monkeypatch.setattr(files, "local_files", count)
+    source = folder(tmp_path / "source", pictures(300))
+    before = bytes_written()
+    data = prepare(source, tmp_path / "data", PrepareConfig(size=64, features="pixels", smallest=8))
+    written = bytes_written() - before
+    size = sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
+    assert written <= 1.2 * size
+    assert data.config["count"] == 300
+    assert len(listed) == 1
+
+
+def bytes_written() -> int:
+    """By this process so far."""
+    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["wchar"])
+
+
+def test_first_rows_are_those_a_dictionary_finds() -> None:
+    numbers = np.random.default_rng(0)
+    ids = numbers.integers(0, 2, (500, 32), dtype=np.uint8) * np.array([1] * 6 + [0] * 26, np.uint8)
+    seen: dict[bytes, int] = {}
+    assert first_rows(ids).tolist() == [seen.setdefault(bytes(row), number) for number, row in enumerate(ids)]
+    assert first_rows(ids[:0]).tolist() == []
 
 
 def test_labels_and_captions_are_joined_by_id(tmp_path: Path) -> None:
@@ -123,7 +275,7 @@ def test_repeats_are_united(tmp_path: Path) -> None:
         *pictures(40, first=10),
     ]
     data = prepare(folder(tmp_path / "source", items), tmp_path / "data", CONFIG)
-    rejects = [json.loads(line) for line in data.read("rejects.jsonl").splitlines()]
+    rejects = [json.loads(line) for line in data.read("skipped.jsonl").splitlines()]
     assert data.config["repeats"] == 2
     assert [r["reason"] for r in rejects] == ["conflicting labels"]
     row = Index.of(data).ids.index(rejects[0]["id"])
@@ -136,124 +288,13 @@ def test_repeats_are_united(tmp_path: Path) -> None:
     assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
 
 
-def test_many_chunks_are_merged_into_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eleven chunks with repeats across them, merged by twos: the same artifact, and no range opens more than two."""
-    items = pictures(60)
-    repeats = [Item(f"again-{item.name}", item.content, "seen before", item.label) for item in items[::3]]
-    source = tars(tmp_path / "source", [*items, *repeats], count=11)
-    at_once = prepare(source, tmp_path / "at-once", CONFIG)
-    monkeypatch.setattr(merge, "FAN_IN", 2)
-    monkeypatch.setattr(merge, "CHUNK_BYTES", 5 * 3 * 16 * 16)  # five images: a pair is merged in several ranges
-    monkeypatch.setattr(merge, "TABLE_ROWS", 4)
-    opened: list[int] = []
-
-    def counting(stems: tuple[Path, ...], number: int, ranges: int) -> list[Slice]:
-        found = slices_of_range(stems, number, ranges)
-        opened.append(len(found))
-        return found
-
-    monkeypatch.setattr(encode, "slices_of_range", counting)
-    steps: list[str] = []
-    merged = prepare(source, tmp_path / "merged", CONFIG, progress=lambda task, done, total: steps.append(task))
-    assert merged.digest == at_once.digest
-    assert merged.config["repeats"] == 20
-    assert max(opened) == 2
-    assert steps.count("sorting") == 6 + 3 + 2
-
-
-def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that plans convolutions by shape plans once; the black images beside the last ones leave no trace."""
-    met: set[int] = set()
-
-    class Watched(PixelFeatures):
-        def extract(self, images: Tensor) -> Tensor:
-            met.add(len(images))
-            return super().extract(images)
-
-    monkeypatch.setattr(encode, "load_extractor", lambda name, device: Watched())
-    source = folder(tmp_path / "source", pictures(100))
-    padded = prepare(source, tmp_path / "padded", CONFIG.model_copy(update={"batch": 7}))
-    assert met == {7}
-    single = prepare(source, tmp_path / "single", CONFIG.model_copy(update={"batch": 1}))
-    assert padded.manifest.files == single.manifest.files
-
-
-CRASH = """
-import sys, time
-from atoll.data.prepare import PrepareConfig, prepare
-sys.modules["atoll.data.merge"].FAN_IN = 2
-stage = sys.modules["atoll.{module}"]
-real, calls = stage.{function}, 0
-def stuck(*arguments):
-    global calls
-    calls += 1
-    if calls > {calls}:
-        print("now", flush=True)
-        time.sleep(60)
-    return real(*arguments)
-stage.{function} = stuck
-prepare(sys.argv[1], sys.argv[2], PrepareConfig(size=16, features="pixels", shard_rows=40))
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "function", "calls"),
-    [
-        ("data.prepare", "gather", 3),
-        ("data.merge", "merge", 2),  # six chunks become three, and those two
-        ("data.merge", "merge", 4),
-        ("data.prepare", "encode", 9),
-        ("data.prepare", "normalize", 1),
-        ("data.prepare", "write_index", 0),
-        ("artifacts.artifact", "describe", 0),  # in the commit, where every file is hashed
-    ],
-)
-def test_killed_and_run_again(
-    module: str, function: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kill -9 in each of the passes; what was finished is not done again, and the end is the same."""
-    items = pictures(100)
-    source = tars(tmp_path / "source", items, count=6)
-    whole = prepare(source, tmp_path / "unbroken", CONFIG)
-    monkeypatch.setattr(merge, "FAN_IN", 2)
-    code = CRASH.format(module=module, function=function, calls=calls)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, source, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "data").exists()
-    partial = tmp_path / ".data.partial"
-    made = [*(partial / "state").rglob("*.json"), *partial.glob("shards/*.safetensors")]
-    finished = {path: path.stat().st_mtime_ns for path in made}
-    assert len(finished) > calls
-    time.sleep(0.01)
-    seen: list[str] = []
-    data = prepare(source, tmp_path / "data", CONFIG, progress=lambda task, done, total: seen.extend(again(finished)))
-    assert data.digest == whole.digest
-    assert seen == [], "finished work was done again"
-    assert not partial.exists()
-    assert not (tmp_path / "data" / "state").exists()
-
-
 def test_killed_while_it_clears_up(tmp_path: Path) -> None:
     """The artifact is in its place, its state/ is not quite gone: the same command finds it, and clears up."""
     source = tars(tmp_path / "source", pictures(30))
     whole = prepare(source, tmp_path / "data", CONFIG)
-    (tmp_path / "data" / "state" / "chunks").mkdir(parents=True)
+    (tmp_path / "data" / "state").mkdir()
     assert prepare(source, tmp_path / "data", CONFIG).digest == whole.digest
     assert not (tmp_path / "data" / "state").exists()
-
-
-def test_a_folder_nobody_vouches_for_is_not_trusted(tmp_path: Path) -> None:
-    """Shards without a record of what they are: another source's would be taken for this one's."""
-    ours, theirs = (folder(tmp_path / name, pictures(30, first=first)) for name, first in (("a", 0), ("b", 100)))
-    expected = prepare(ours, tmp_path / "expected", CONFIG)
-    prepare(theirs, tmp_path / "theirs", CONFIG)
-    (tmp_path / "theirs").rename(tmp_path / ".data.partial")
-    assert prepare(ours, tmp_path / "data", CONFIG).digest == expected.digest
 
 
 def test_a_place_that_is_taken_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -274,63 +315,6 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     prepare(source, tmp_path / "data", CONFIG)
 
 
-def test_what_was_read_serves_other_settings(tmp_path: Path) -> None:
-    """A mistake that shows after the first pass costs the second only; another size costs both, and is refused."""
-    source = tars(tmp_path / "source", pictures(40), count=3)
-    with pytest.raises(UserError, match="leave none for training"):
-        prepare(source, tmp_path / "data", CONFIG.model_copy(update={"holdout": 0.9999}))
-    chunks = tmp_path / ".data.partial" / "state" / "chunks"
-    finished = {path: path.stat().st_mtime_ns for path in chunks.glob("*.json")}
-    assert len(finished) == 3
-    with pytest.raises(UserError, match=r"another source or size \(size: 16 -> 24"):
-        prepare(source, tmp_path / "data", CONFIG.model_copy(update={"size": 24}))
-    seen: list[str] = []
-    data = prepare(source, tmp_path / "data", CONFIG, progress=lambda task, done, total: seen.extend(again(finished)))
-    assert seen == []
-    assert data.digest == prepare(source, tmp_path / "fresh", CONFIG).digest
-
-
-def test_nothing_of_other_settings_is_left(tmp_path: Path) -> None:
-    """Killed after everything was made, then run again without text: no file of the first try is in the second."""
-    source = tars(tmp_path / "source", pictures(40), count=3)
-    code = CRASH.format(module="artifacts.artifact", function="describe", calls=0)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, source, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    process.kill()
-    process.wait()
-    assert (tmp_path / ".data.partial" / "empty.safetensors").exists()
-    without = CONFIG.model_copy(update={"text_encoder": "none"})
-    data = prepare(source, tmp_path / "data", without)
-    assert data.digest == prepare(source, tmp_path / "fresh", without).digest
-
-
-def test_records_of_another_version_are_not_held_against_a_user(tmp_path: Path) -> None:
-    source = folder(tmp_path / "source", pictures(10))
-    (tmp_path / ".data.partial" / "state").mkdir(parents=True)
-    (tmp_path / ".data.partial" / "state" / "work.json").write_text('{"request": {}, "source": "x", "files": "y"}')
-    data = prepare(source, tmp_path / "data", CONFIG)
-    (tmp_path / "data" / "log.jsonl").write_text(json.dumps({"source": source}) + "\n")
-    assert prepare(source, tmp_path / "data", CONFIG).digest == data.digest
-
-
-def test_an_image_that_is_everywhere_is_merged_by_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All copies of an image have one id, so no range of ids divides them."""
-    shape = (3, 16, 16)
-    monkeypatch.setattr(merge, "CHUNK_BYTES", 5 * 3 * 16 * 16)
-    slices = []
-    for number in range(3):
-        stem = tmp_path / f"{number}"
-        np.save(stem.with_suffix(".pixels.npy"), np.full((20, *shape), number, np.uint8))
-        slices.append(Slice(stem, 4, 16))
-    order = np.random.default_rng(0).permutation(36)
-    blocks = list(merge.pixels_in_order(slices, order, shape))
-    assert max(len(block) for block in blocks) == 5
-    assert (np.concatenate(blocks)[:, 0, 0, 0] == order // 12).all()
-
-
 def test_another_column_is_another_source(tmp_path: Path) -> None:
     from pyarrow import parquet as pq
     from pyarrow import table
@@ -346,49 +330,6 @@ def test_another_column_is_another_source(tmp_path: Path) -> None:
         prepare(source, tmp_path / "other", settings["b"]).digest
         != prepare(source, tmp_path / "data", settings["a"]).digest
     )
-
-
-def test_the_extractor_chosen_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is best here may change with the network; the same command means the same thing all the same."""
-    stage = sys.modules["atoll.data.prepare"]
-    source, config = folder(tmp_path / "source", pictures(30)), CONFIG.model_copy(update={"features": None})
-    monkeypatch.setattr(stage, "best_extractor", lambda device: "pixels")
-    first = prepare(source, tmp_path / "data", config)
-    monkeypatch.setattr(stage, "best_extractor", lambda device: pytest.fail("asked again"))
-    assert prepare(source, tmp_path / "data", config).digest == first.digest
-
-
-def test_a_copy_cut_short_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Onto another disk shards are copied, not linked; what a killed copy leaves must not pass for a shard."""
-
-    def no_link(source: Path, target: Path) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    def half(source: io.BufferedReader, target: io.BufferedWriter) -> None:
-        target.write(source.read()[:100])
-        raise KeyboardInterrupt
-
-    (tmp_path / "shard").write_bytes(bytes(1000))
-    monkeypatch.setattr(os, "link", no_link)
-    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-        broken.setattr(shutil, "copyfileobj", half)
-        link(tmp_path / "shard", tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-    link(tmp_path / "shard", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == bytes(1000)
-
-
-def again(finished: dict[Path, int]) -> list[str]:
-    return [str(path) for path, changed in finished.items() if path.exists() and path.stat().st_mtime_ns != changed]
-
-
-def test_unfinished_work_of_another_kind_is_refused(tmp_path: Path) -> None:
-    source = folder(tmp_path / "source", pictures(10))
-    state = tmp_path / ".data.partial" / "state"
-    state.mkdir(parents=True)
-    (state / "work.json").write_text(json.dumps({"reading": {"size": 99}, "encoding": {"features": "pixels"}}))
-    with pytest.raises(UserError, match=r"unfinished work on another source or size .*size"):
-        prepare(source, tmp_path / "data", CONFIG)
 
 
 def test_folders_as_labels(tmp_path: Path) -> None:
@@ -421,11 +362,11 @@ def test_captions_beside_the_image(tmp_path: Path) -> None:
         ([], -1),
         ([], -1),
         ([], -1),
-        (["and another", "one caption"], -1),
         (["from json"], 4),
         (["from jsonl"], -1),
+        (["one caption", "and another"], -1),
     ]
-    assert data.config["rejected"] == {
+    assert data.config["skipped"] == {
         "bad caption: not UTF-8": 2,
         "bad caption: not a record with file_name": 1,
         "caption without image": 2,
@@ -438,7 +379,7 @@ def test_a_truncated_tar_gives_what_it_has(tmp_path: Path) -> None:
     tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
     data = prepare(str(place), tmp_path / "data", CONFIG)
     assert 20 < data.config["count"] < 40
-    assert data.config["rejected"]["broken tar"] == 1
+    assert data.config["skipped"]["broken tar"] == 1
 
 
 def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
@@ -454,9 +395,9 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
     assert both.config["count"] == 151
     assert both.config["latent"] == early.config["latent"]
     assert both.config["text"] == early.config["text"]
-    for name in early.names("shards/"):
+    for name in early.names("shard-"):
         assert both.manifest.files[name] == early.manifest.files[name]
-    assert both.config["rejected"] == {"already in the data": 1, "bad caption: words no network knows": 1}
+    assert both.config["skipped"] == {"already in the data": 1, "bad caption: words no network knows": 1}
     # a late sample is encoded exactly as it would have been in the first place
     alone = prepare(folder(tmp_path / "c", pictures(150)), tmp_path / "alone", CONFIG)
     old, new = Index.of(alone), Index.of(both)
@@ -476,15 +417,15 @@ def test_late_samples_are_added_on_top(tmp_path: Path) -> None:
         prepare("digits", tmp_path / "no", onto=tmp_path / "early")
 
 
-SAME_CONFIG = ["--size", "16", "--features", "pixels", "--set", "shard_rows=40"]  # as CONFIG
+SAME_CONFIG = ["--size", "16", "--features", "pixels"]  # as CONFIG
 
 
 def without_captions(items: list[Item], labels: Callable[[int], int | None]) -> list[Item]:
     return [Item(item.name, item.content, None, labels(number)) for number, item in enumerate(items)]
 
 
-def rejects_of(data: Artifact) -> list[tuple[str, str]]:
-    return [(entry["id"], entry["reason"]) for entry in map(json.loads, data.read("rejects.jsonl").splitlines())]
+def skipped_of(data: Artifact) -> list[tuple[str, str]]:
+    return [(entry["id"], entry["reason"]) for entry in map(json.loads, data.read("skipped.jsonl").splitlines())]
 
 
 def test_one_sample_without_a_label_leaves_the_others_theirs(
@@ -501,7 +442,7 @@ def test_one_sample_without_a_label_leaves_the_others_theirs(
     main(["prepare", str(tmp_path / "source"), "--out", str(tmp_path / "data"), "--labels", "folder", *SAME_CONFIG])
     assert "without a label: 1\n" in capsys.readouterr().out
     identity = hashlib.sha256(items[0].content).hexdigest()
-    assert rejects_of(data) == [(identity, "conflicting labels")]
+    assert skipped_of(data) == [(identity, "conflicting labels")]
     assert (data.config["labels"], data.config["unlabelled"], data.config["count"]) == (2, 1, 40)
     network = architecture(data.config, Network(width=8, depth=1, heads=2, patch=2))
     assert (network.condition, network.classes) == ("labels", 2)
@@ -531,7 +472,7 @@ def test_late_samples_keep_the_classes_there_are(tmp_path: Path) -> None:
     assert both.config["source"]["classes"] == ["cats", "dogs"]
     assert both.config["unlabelled"] == 8
     strange = [hashlib.sha256(item.content).hexdigest() for item in late if item.label == 9]
-    assert rejects_of(both) == [(identity, "unknown label") for identity in sorted(strange)]
+    assert skipped_of(both) == [(identity, "unknown label") for identity in sorted(strange)]
     found = dict(zip(Index.of(both).ids, Index.of(both).labels.tolist(), strict=True))
     assert [found[hashlib.sha256(item.content).hexdigest()] for item in late] == [-1, 1, -1] * 4
     assert int(samples_of(both).labels(torch.arange(52)).max()) == 1
@@ -551,7 +492,7 @@ def test_labels_that_come_after_networks_without_them_are_listed(tmp_path: Path)
     late = without_captions(pictures(2, first=20), lambda number: number)
     both = prepare(folder(tmp_path / "late", late), tmp_path / "both", PrepareConfig(), onto=tmp_path / "data")
     assert both.config["labels"] is None
-    assert both.config["rejected"] == {"unknown label": 2}
+    assert both.config["skipped"] == {"unknown label": 2}
     assert Index.of(both).labels.tolist() == [-1] * 22
     named = PrepareConfig(source=SourceConfig(labels="folder"))
     with pytest.raises(UserError, match="has no named classes; leave out --labels folder"):
@@ -572,11 +513,10 @@ def test_text_may_wait_for_training(tmp_path: Path) -> None:
     assert b is not None
     assert torch.equal(a.tokens, b.tokens)
     assert torch.equal(a.mask, b.mask)
-    shards = [online.file(name) for name in online.names("shards/")]
+    without = samples_of(online)
+    without.text = None
     with pytest.raises(UserError, match="captions as text"):
-        LatentDataset.open(shards, LatentConfig.model_validate(online.config["latent"])).condition(
-            rows, torch.rand(100)
-        )
+        without.condition(rows, torch.rand(100))
     assert "empty.safetensors" in online.names()
 
 
@@ -620,7 +560,7 @@ def test_what_is_neither_file_nor_folder_is_listed(tmp_path: Path) -> None:
     data = prepare(str(place), tmp_path / "data", CONFIG)
     assert data.config["count"] == 11
     assert data.config["repeats"] == 0, "a link to its own folder is not entered again"
-    assert data.config["rejected"] == {"not a file": 2}
+    assert data.config["skipped"] == {"not a file": 2}
 
 
 def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:

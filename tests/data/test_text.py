@@ -13,7 +13,7 @@ from atoll.data.text import Words, split_words
 
 
 def test_words_are_ids_of_a_sorted_vocabulary() -> None:
-    words = Words.of(["a handwritten seven", "A handwritten three!", ""])
+    words = Words.of({"three", "a", "seven", "handwritten"}, 3)
     assert words.space.vocabulary == ("a", "handwritten", "seven", "three")
     assert words.space.length == 3
     encoded = words.encode(["three", "a SEVEN", ""])
@@ -32,12 +32,12 @@ def test_words_are_ids_of_a_sorted_vocabulary() -> None:
 )
 def test_a_prompt_the_model_cannot_read_is_one_line(prompt: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Words.of(["a handwritten seven"]).encode([prompt])
+        Words.of({"a", "handwritten", "seven"}, 3).encode([prompt])
 
 
 def test_a_huge_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="use a pretrained text encoder"):
-        Words.of(f"word{i}" for i in range(70_000))
+        Words.of([f"word{i}" for i in range(70_000)], 1)
 
 
 def test_words_of_any_script() -> None:

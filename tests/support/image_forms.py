@@ -18,7 +18,7 @@ from atoll.data.dataset import LatentDataset
 from atoll.data.prepare import PrepareConfig
 from hostile_images import encoded, picture
 
-CONFIG = PrepareConfig(size=16, features="pixels", shard_rows=40)
+CONFIG = PrepareConfig(size=16, features="pixels")
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 

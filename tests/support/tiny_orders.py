@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.data.shards import write_shard_to_list
+from atoll.data.shards import write_shard
 from atoll.data.space import LatentConfig
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
@@ -34,7 +34,7 @@ def tiny_order(
         labels = torch.arange(count) % CLASSES
         latents = 0.9 * patterns[labels] + 0.4 * torch.randn(count, *network.latent, generator=numbers)
         path = f"partition/clusters/00/{split}-00000.safetensors"
-        entry = write_shard_to_list(run / path, {"latents": latents, "labels": labels})
+        entry = write_shard(run / path, {"latents": latents, "labels": labels})
         shards.append(ShardRef(path=path, sha256=entry.sha256, split=split))  # type: ignore[arg-type]
     channels = network.latent[0]
     order = Order(

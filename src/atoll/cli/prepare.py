@@ -18,7 +18,7 @@ from .options import Device, Engine, Plugins, RayAddress, Settings, with_setting
 from .progress import print_line, progress
 
 NAMES_SHOWN = 12
-OPTIONS = "size autoencoder features text_encoder text source.labels source.image_column source.format"
+OPTIONS = "size autoencoder features text_encoder text license source.labels source.image_column source.format"
 
 
 @with_settings(PrepareConfig, *OPTIONS.split())
@@ -59,7 +59,7 @@ def prepare(
         data = prepare_stage(source, place, config, onto=onto, executor=executor, device=on, progress=display)
     print_line(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "
-        f"{data.config['repeats']:,} repeats, {sum(data.config['rejected'].values()):,} rejected  {data.digest[:12]}"
+        f"{data.config['repeats']:,} repeats, {sum(data.config['skipped'].values()):,} skipped  {data.digest[:12]}"
     )
     print_line(f"  latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
     for line in summary(data):
@@ -71,8 +71,8 @@ def summary(data: Artifact) -> Iterator[str]:
     if data.config["labels"] is not None and data.config["unlabelled"]:
         yield f"without a label: {data.config['unlabelled']:,}"
     yield f"prompts: {prompts_of(data)}"
-    for reason, count in data.config["rejected"].items():
-        yield f"rejected {count:,}: {reason} (rejects.jsonl by id, log.jsonl by name)"
+    for reason, count in data.config["skipped"].items():
+        yield f"skipped {count:,}: {reason} (skipped.jsonl by id, log.jsonl by name)"
 
 
 def prompts_of(data: Artifact) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..artifacts import Artifact, UserError
 from ..process import Condition
-from .shards import TEXT_FIELDS, check_shard, read_shard, unpack_captions
+from .shards import TEXT_FIELDS, check_shard, data_shards, read_shard, unpack_captions
 from .space import LatentConfig, TextConfig, text_space
 from .text import TextEncoder, text_encoder
 
@@ -55,9 +55,14 @@ class LatentDataset:
 
     @classmethod
     def of(cls, data: Artifact) -> Self:
-        """A data artifact: row i is row i of its index."""
+        """A data artifact: row i is row i of its index, so repeats are left out."""
+        from .index import Index  # needs pyarrow, which islands may not have
+
+        shards = [read_shard(*paths) for paths in data_shards(data)]
+        starts = np.cumsum([0, *(len(shard["latents"]) for shard in shards)])
+        shard, row = Index.of(data).places
         latent = LatentConfig.model_validate(data.config["latent"])
-        return cls.open([data.file(name) for name in data.names("shards/")], latent, text_space(data))
+        return cls(shards, latent, text_space(data), torch.from_numpy(starts[shard] + row))
 
     def to(self, device: torch.device) -> Self:
         """The same samples with latents and embedded text in the memory of `device`."""

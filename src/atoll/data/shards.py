@@ -1,13 +1,17 @@
-"""Shards: safetensors files read by memory map.
+"""Shards: safetensors files read by memory map. The docstring is the format.
 
-One shard holds N samples:
+A shard holds N samples:
 
     latents   float32 [N, C, H, W]   as the autoencoder gives them; `LatentDataset` normalizes what it loads
-    features  float32 [N, D]         only in data/, for clustering
+    features  float32 [N, D]         only in data/, for clustering and evaluation
     labels    int64 [N]              -1 where there is none
     captions  int64 [N + 1]          the captions of sample i are the text rows captions[i] : captions[i + 1]
     tokens    [M, L] word ids or [M, L, W] embeddings, with mask bool [M, L]; or pooled [M, W];
               or, to be embedded while training, caption_text uint8 [bytes] and caption_ends int64 [M]
+
+A shard of a cluster is one file. In data/ it is two: `shard-00012.safetensors` has latents and features and is written
+by the worker that encoded them; `condition-00012.safetensors` has labels and captions and is written when repeats are
+known. Repeats of an image are rows of the shard that the index leaves out; their captions are at the row that stays.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import FileEntry, UserError, sha256_bytes, write_atomic
+from ..artifacts import Artifact, FileEntry, UserError, sha256_bytes, write_atomic
 
 TEXT_FIELDS = ("tokens", "mask", "pooled")
 OFFSETS = ("captions", "caption_ends")  # count from the start of their own shard
@@ -43,26 +47,32 @@ def unpack_captions(shard: Mapping[str, Tensor], rows: Sequence[int]) -> list[st
     return [text[int(ends[row - 1]) if row else 0 : int(ends[row])].tobytes().decode() for row in rows]
 
 
-def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one shard under its final name in one step; no metadata, so equal tensors are equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, shard_bytes(tensors))
+def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """Write one shard in one step; what a manifest lists of it, so that it is not read to be hashed.
 
-
-def write_shard_to_list(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Write one shard as `write_shard` does; what a manifest says of it, so that nobody reads it back to find out."""
+    There is no metadata in it: equal tensors are equal bytes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = shard_bytes(tensors)
+    data = save({name: value.contiguous() for name, value in tensors.items()})
     write_atomic(path, data)
     return FileEntry(sha256=sha256_bytes(data), bytes=len(data))
 
 
-def shard_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    return save({name: value.contiguous() for name, value in tensors.items()})
+def data_shards(data: Artifact) -> list[tuple[Path, Path]]:
+    """The files of each shard of a data artifact, for `read_shard`; `shard` of the index counts them."""
+    names = data.names("shard-")
+    return [(data.file(name), data.file(name.replace("shard-", "condition-"))) for name in names]
 
 
-def read_shard(path: Path) -> dict[str, Tensor]:
-    """The tensors of one shard. They lie in the file's memory map: only the rows one touches are read."""
+def read_shard(*paths: Path) -> dict[str, Tensor]:
+    """The tensors of one shard in these files, by memory map: only rows that are used are read."""
+    shard: dict[str, Tensor] = {}
+    for path in paths:
+        shard |= read_tensors(path)
+    return shard
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ..artifacts import Artifact
-from ..models.autoencoders import to_bytes
+from ..models.autoencoders import to_bytes, to_unit
+
+DIGITS = 6  # of a preview map: far more than a pixel shows, far fewer than differ between two machines
+WEAKEST = 1e-9  # directions of the latents with less of the strongest one's variance are left out of the map
 
 
 class PreviewMap(BaseModel):
@@ -89,6 +93,39 @@ class TextConfig(BaseModel):
     length: int = Field(gt=0, description="most tokens in a caption")
     width: int | None = Field(None, description="width of an embedding; None for words")
     vocabulary: tuple[str, ...] | None = Field(None, description="the words by id; only for words")
+
+
+def scale_of(std: np.ndarray) -> np.ndarray:
+    """The scale per channel that latents are divided by, from their standard deviation [C]."""
+    return std
+
+
+def fit_latents(
+    autoencoder: str, shape: tuple[int, int, int], sums: np.ndarray, drawn: Sequence[Tensor], images: Sequence[bytes]
+) -> LatentConfig:
+    """The latent space of data: mean and scale from `sums` [3, C], which are sum, sum of squares and number of values.
+
+    The preview map is fitted to some latents [C, H, W] and their images, uint8 at the latents' size.
+    """
+    mean = sums[0] / sums[2]
+    variance = sums[1] / sums[2] - mean**2
+    # below the rounding error of the subtraction a channel is constant, and keeps its scale
+    constant = variance <= 1e-12 * np.maximum(mean**2, 1e-12)
+    scale = scale_of(np.where(constant, 1.0, np.sqrt(np.maximum(variance, 0.0))))
+    space = LatentConfig(autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
+    if not drawn:
+        return space
+    small = np.stack([np.frombuffer(image, np.uint8).reshape(-1, *shape[1:]) for image in images])
+    return space.model_copy(update={"preview": fit_preview(space.normalize(torch.stack(list(drawn))), small)})
+
+
+def fit_preview(latents: Tensor, images: np.ndarray) -> PreviewMap:
+    """The linear map from normalized latents [N, C, H, W] to images uint8 [N, 1 or 3, H, W], by least squares."""
+    f = latents.double().transpose(0, 1).flatten(1)
+    f = torch.cat([f, torch.ones_like(f[:1])])  # [C + 1, places]
+    y = to_unit(torch.from_numpy(images)).double().transpose(0, 1).flatten(1)
+    solved = np.linalg.lstsq((f @ f.T).numpy(), (f @ y.T).numpy(), rcond=WEAKEST)[0].round(DIGITS)
+    return PreviewMap(weights=tuple(map(tuple, solved[:-1].T.tolist())), bias=tuple(solved[-1].tolist()))
 
 
 def text_space(data: Artifact) -> TextConfig | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..artifacts import UserError, suggest
 from ..models.text_encoders import load_pretrained_text
+from .shards import pack_captions
 from .space import TextConfig
 
 MOST_WORDS = 65_536  # a larger vocabulary is not a toy any more: use a pretrained text encoder
@@ -41,19 +42,13 @@ class Words:
     space: TextConfig
 
     @staticmethod
-    def of(captions: Iterable[str]) -> Words:
-        """The encoder whose vocabulary is every word of these captions, sorted."""
-        words: set[str] = set()
-        longest = 1
-        for caption in captions:
-            found = split_words(caption)
-            words.update(found)
-            longest = max(longest, len(found))
-            if len(words) > MOST_WORDS:
-                raise UserError(
-                    f"--text-encoder words: the captions hold more than {MOST_WORDS:,} different words; "
-                    "use a pretrained text encoder"
-                )
+    def of(words: Collection[str], longest: int) -> Words:
+        """The encoder whose vocabulary is these words, for captions of at most `longest` of them."""
+        if len(words) > MOST_WORDS:
+            raise UserError(
+                f"--text-encoder words: the captions hold more than {MOST_WORDS:,} different words; "
+                "use a pretrained text encoder"
+            )
         return Words(
             TextConfig(encoder="words", kind="words", length=longest, width=None, vocabulary=tuple(sorted(words)))
         )
@@ -95,3 +90,20 @@ def pretrained_space(name: str) -> TextConfig:
     return TextConfig(
         encoder=encoder.id, kind=encoder.kind, length=encoder.length, width=encoder.width, vocabulary=None
     )
+
+
+def encode_conditions(
+    text: TextConfig | None, captions: Sequence[Sequence[str]], storage: Literal["cache", "online"], device: str
+) -> dict[str, Tensor]:
+    """The text of a shard: `captions` offsets int64 [N + 1], and all captions embedded, or packed as they are."""
+    if text is None:
+        return {}
+    offsets = torch.tensor([0, *(len(texts) for texts in captions)], dtype=torch.int64).cumsum(0)
+    flat = [caption for texts in captions for caption in texts]
+    if storage == "online":
+        return {"captions": offsets, **pack_captions(flat)}
+    # each is embedded once: images of a class share theirs. The empty one is for a shard without captions
+    place = {caption: row for row, caption in enumerate(dict.fromkeys([*flat, ""]))}
+    encoded = text_encoder(text, device).encode(list(place))
+    rows = torch.tensor([place[caption] for caption in flat], dtype=torch.int64)
+    return {"captions": offsets, **{name: value.cpu()[rows] for name, value in encoded.items()}}

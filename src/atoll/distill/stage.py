@@ -374,7 +374,7 @@ class School:
     def validation_of(self, plan: DistillPlan, most: int) -> Validation | None:
         if self.clustered is None:
             return None
-        rows = self.clustered.rows("validation")  # in the order of their ids, so that any of them are of all clusters
+        rows = self.clustered.rows("validation")
         return Validation.fixed(self.clustered.shards, plan.training.seed, rows, most)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..artifacts import Artifact, UserError
 from ..data.classes import class_names, class_title
 from ..data.dataset import LatentDataset
-from ..data.index import Index
+from ..data.index import SPLITS, Index
 from ..data.shards import write_shard
 from ..data.space import LatentConfig
 from ..models.autoencoders import load_autoencoder
@@ -76,10 +76,11 @@ class RealData:
         self.features: Features = found.numpy() * np.float32(scale)
         self.directions = None if count is None else self.directions_for(count)
         self._axes = None if self.directions is None else principal_axes(self.features, self.directions)
-        self.train = self.features[index.rows("train")]
-        unseen = np.concatenate([index.rows("validation"), index.rows("holdout")])
+        # in random order: parts of them are taken for random samples
+        self.train = self.features[index.shuffled("train")]
+        self._all, unseen = index.shuffled(*SPLITS), index.shuffled("validation", "holdout")
         # neighbourhoods and kernels are looked at among images no training has seen, if they are enough
-        self._unseen = unseen if len(unseen) >= ENOUGH_UNSEEN else np.arange(len(self.features))
+        self._unseen = unseen if len(unseen) >= ENOUGH_UNSEEN else self._all
         self.labels = index.labels
         # what a prompt is to networks of this data: a caption, or where they read none, a class
         self._prompts = index.captions
@@ -220,8 +221,8 @@ class RealData:
         return FrechetReference.of(self.in_directions(self.features))
 
     def floors(self, count: int) -> dict[str, Any]:
-        """What real data scores: rows are in id order, and ids are hashes, so any slice is a random sample."""
-        features, half = self.in_directions(self.features), len(self.features) // 2
+        """What real data scores against real data."""
+        features, half = self.in_directions(self.features[self._all]), len(self.features) // 2
         train = self._there(self.train)
         alone = nearest_distances(train[:ALONE], train, leave_one_out=True)
         one, other = self._unseen[::2], self._unseen[1::2]

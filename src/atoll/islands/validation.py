@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import LatentDataset
+from ..data.stream import sample_order
 from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
 from ..training.execution import Execution, autocast
 from ..training.seeds import generator
@@ -32,12 +33,12 @@ class Validation:
     def fixed(
         samples: LatentDataset, seed: int, among: Tensor | None = None, most: int = MOST_SAMPLES
     ) -> Validation | None:
-        """The triples of these samples, or of the first rows `among` them; None where there are none."""
+        """The triples of at most `most` samples, drawn from all or from the rows `among`; None where there are none."""
         among = torch.arange(len(samples)) if among is None else among
         if len(among) == 0:
             return None
         count = min(len(among), most)
-        rows = among[:count].repeat_interleave(TIMES)
+        rows = among[sample_order(len(among), seed, 0, count)].repeat_interleave(TIMES)
         x0 = samples.latents(rows)
         eps = torch.randn(x0.shape, generator=generator(seed, "validation"))
         condition = samples.condition(rows, torch.zeros(len(rows)))

@@ -20,7 +20,15 @@ from torch import Tensor
 from ..artifacts import Artifact, FileEntry, link
 from ..data.index import Index
 from ..data.progress import Progress
-from ..data.shards import TEXT_FIELDS, join_shards, pack_captions, read_shard, unpack_captions, write_shard_to_list
+from ..data.shards import (
+    TEXT_FIELDS,
+    data_shards,
+    join_shards,
+    pack_captions,
+    read_shard,
+    unpack_captions,
+    write_shard,
+)
 from ..executor import Executor
 from .config import PartitionConfig
 
@@ -32,7 +40,7 @@ class ShardTask:
     """One shard of a cluster to write: rows int64 [n] of shards of data/."""
 
     path: Path
-    parts: tuple[tuple[Path, np.ndarray], ...]
+    parts: tuple[tuple[tuple[Path, Path], np.ndarray], ...]
     seed: int
 
 
@@ -57,8 +65,8 @@ def write_clusters(
         for name in old.names(f"{CLUSTERS}/"):
             link(old.file(name), folder / name)
             written[name] = old.manifest.files[name]
-    shards = [data.file(name) for name in data.names("shards/")]
-    shard, row = index.table["shard"].to_numpy(), index.table["row"].to_numpy()
+    shards = data_shards(data)
+    shard, row = index.places
 
     def tasks() -> Iterator[ShardTask]:
         for k, split in product(range(config.clusters), ("train", "validation")):
@@ -81,11 +89,11 @@ def write_clusters(
 
 def write_cluster_shard(task: ShardTask) -> tuple[str, FileEntry, int]:
     """Write one shard; its name below clusters/, what the manifest lists of it, and its rows."""
-    parts = [rows_of(read_shard(path), torch.from_numpy(rows).long()) for path, rows in task.parts]
+    parts = [rows_of(read_shard(*paths), torch.from_numpy(rows)) for paths, rows in task.parts]
     whole = join_shards(parts)
     count = len(whole["labels"])
     shuffled = rows_of(whole, torch.randperm(count, generator=torch.Generator().manual_seed(task.seed)))
-    return f"{task.path.parent.name}/{task.path.name}", write_shard_to_list(task.path, shuffled), count
+    return f"{task.path.parent.name}/{task.path.name}", write_shard(task.path, shuffled), count
 
 
 def rows_of(shard: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

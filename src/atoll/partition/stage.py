@@ -14,7 +14,7 @@ from ..data.classes import class_names
 from ..data.dataset import LatentDataset
 from ..data.index import SPLITS, Index
 from ..data.progress import Progress, silent
-from ..data.shards import read_shard
+from ..data.shards import data_shards, read_shard
 from ..executor import Executor
 from ..models.autoencoders import load_autoencoder
 from ..plugins import loaded_plugins
@@ -124,7 +124,7 @@ class AssignTask:
     """Rows int64 [n] of one shard of the data to assign by the method saved in `folder`."""
 
     folder: Path
-    shard: Path
+    shard: tuple[Path, Path]
     rows: np.ndarray
     ids: list[str]
 
@@ -133,13 +133,13 @@ def assign(
     folder: Path, data: Artifact, index: Index, clusters: np.ndarray, executor: Executor, progress: Progress
 ) -> None:
     """Fill in the cluster of every sample that has none, -1, shard by shard."""
-    shard, row = index.table["shard"].to_numpy(), index.table["row"].to_numpy()
-    names, rest = data.names("shards/"), clusters < 0
-    places = [np.flatnonzero(rest & (shard == number)) for number in range(len(names))]
+    shard, row = index.places
+    shards, rest = data_shards(data), clusters < 0
+    places = [np.flatnonzero(rest & (shard == number)) for number in range(len(shards))]
 
     def tasks() -> Iterator[AssignTask]:
-        for name, rows in zip(names, places, strict=True):
-            yield AssignTask(folder, data.file(name), row[rows], index.table["id"].take(rows).to_pylist())
+        for paths, rows in zip(shards, places, strict=True):
+            yield AssignTask(folder, paths, row[rows], index.table["id"].take(rows).to_pylist())
 
     done = 0
     for number, found in executor.map(assign_shard, tasks()):
@@ -153,7 +153,7 @@ def assign_shard(task: AssignTask) -> np.ndarray:
     """The cluster int64 [n] of some samples of a shard; always in one call, whichever worker makes it."""
     if len(task.rows) == 0:
         return np.zeros(0, dtype=np.int64)
-    method, shard = Method.load(task.folder / OPTIONS, task.folder / TENSORS), read_shard(task.shard)
+    method, shard = Method.load(task.folder / OPTIONS, task.folder / TENSORS), read_shard(*task.shard)
     rows = torch.from_numpy(task.rows).long()
     return method.assign(shard["features"][rows].numpy(), shard["labels"][rows].numpy(), task.ids)
 

@@ -21,6 +21,6 @@ def test_ray_and_local_agree(tmp_path: Path) -> None:
     remote = prepare(source, tmp_path / "remote", CONFIG, executor=RayExecutor())
     assert local.digest == remote.digest
     for config in (PartitionConfig(clusters=3), PartitionConfig(clusters=3, method="random")):
-        here = partition(tmp_path / "local", tmp_path / f"here-{config.by}", config, executor=Executor())
-        there = partition(tmp_path / "local", tmp_path / f"there-{config.by}", config, executor=RayExecutor())
+        here = partition(tmp_path / "local", tmp_path / f"here-{config.method}", config, executor=Executor())
+        there = partition(tmp_path / "local", tmp_path / f"there-{config.method}", config, executor=RayExecutor())
         assert here.digest == there.digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from torch import Tensor
 
 from atoll.artifacts import Artifact, UserError
 from atoll.cli import main
 from atoll.data.index import Index
 from atoll.data.prepare import PrepareConfig, prepare
-from atoll.data.shards import read_shard, unpack_captions
+from atoll.data.shards import data_shards, read_shard, unpack_captions
 from atoll.executor import Executor
 from atoll.partition.config import PartitionConfig
 from atoll.partition.methods import random_cluster
@@ -27,12 +29,10 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "brightness_cluster
 Sample = tuple[bytes, int, tuple[str, ...]]  # latent, label, texts
 
 
-def samples_of(artifact: Artifact, names: list[str]) -> list[Sample]:
+def samples_of(shards: Iterable[dict[str, Tensor]]) -> list[Sample]:
     """Every sample of some shards, by content."""
     found = []
-    for name in names:
-        shard = read_shard(artifact.file(name))
-        assert ("features" in shard) is name.startswith("shards/"), "an island needs no features"
+    for shard in shards:
         for row in range(len(shard["labels"])):
             texts: tuple[str, ...] = ()
             if "captions" in shard:
@@ -47,8 +47,7 @@ def samples_of(artifact: Artifact, names: list[str]) -> list[Sample]:
 
 def check_shards(data: Artifact, cut: Artifact) -> np.ndarray:
     """Shards of clusters hold just the samples assigned to them, none of the holdout. Returns the assignment [N]."""
-    index, everything = Index.of(data), {s: number for number, s in enumerate(data.names("shards/"))}
-    shards = [samples_of(data, [name]) for name in everything]
+    index, shards = Index.of(data), [samples_of([read_shard(*paths)]) for paths in data_shards(data)]
     content = [
         shards[s][r] for s, r in zip(index.table["shard"].to_pylist(), index.table["row"].to_pylist(), strict=True)
     ]
@@ -61,7 +60,9 @@ def check_shards(data: Artifact, cut: Artifact) -> np.ndarray:
         for split in ("train", "validation", "holdout"):
             expected = sorted(content[n] for n in members if index.splits[n] == split)
             assert size[split] == len(expected)
-            found = samples_of(cut, cut.names(f"clusters/{k:02d}/{split}-"))
+            shards_of = [read_shard(cut.file(name)) for name in cut.names(f"clusters/{k:02d}/{split}-")]
+            assert not any("features" in shard for shard in shards_of), "an island needs no features"
+            found = samples_of(shards_of)
             assert sorted(found) == ([] if split == "holdout" else expected)
     return np.array([cluster[identity] for identity in index.ids])
 
@@ -71,9 +72,9 @@ def test_every_sample_is_assigned_once(method: str, digits: Artifact, tmp_path: 
     config = PartitionConfig(clusters=8, method=method, shard_rows=100)
     cut = partition(digits.store, tmp_path / "cut", config)
     check_shards(digits, cut)
-    first = samples_of(cut, ["clusters/00/train-00000.safetensors"])
+    first = samples_of([read_shard(cut.file("clusters/00/train-00000.safetensors"))])
     assert len(first) == 100
-    order = [sample[0] for sample in samples_of(digits, digits.names("shards/"))]
+    order = [sample[0] for sample in samples_of(read_shard(*paths) for paths in data_shards(digits))]
     places = [order.index(sample[0]) for sample in first]
     assert np.corrcoef(places, range(100))[0, 1] < 0.5, "rows are in random order"
 
@@ -159,7 +160,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path: Path, capsys: pytest.Capture
     data, cut = Artifact.open(run / "data-2"), Artifact.open(run / "partition-2")
     assert cut.config["options"] == {"gamma": 2.0}
     found = check_shards(data, cut)
-    brightness = np.concatenate([read_shard(data.file(n))["features"].numpy().mean(1) for n in data.names("shards/")])
+    brightness = np.concatenate([read_shard(*p)["features"].numpy().mean(1) for p in data_shards(data)])
     order = np.argsort(brightness[: len(found)])
     assert (np.diff(found[order]) >= 0).mean() > 0.99, "clusters are ranges of brightness"
     first = json.loads(Artifact.open(run / "partition").read("sizes.json"))["clusters"]

@@ -13,6 +13,9 @@ from safetensors.torch import save_file
 from atoll.artifacts import Artifact
 from atoll.ensemble.record import Record
 from atoll.evaluation.samples import StoredImages, read_samples, write_images
+from atoll.process import LinearFlow
+from atoll.sampling import Path as GridPath
+from atoll.sampling import Request, Sampling, Step, uniform
 from killed import finish, start
 
 SAMPLED = ["-n", "60", "--batch", "8", "--steps", "3", "--route", "top-1"]
@@ -87,12 +90,26 @@ def test_images_are_read_where_they_lie(unbroken: Path) -> None:
 def test_a_record_in_parts_is_the_record_of_all() -> None:
     chosen = torch.rand(6, 2, 3, dtype=torch.float64)  # images, times, experts
     whole, parts = Record(6, 3), [Record(4, 3), Record(2, 3)]
+    grid = GridPath(LinearFlow(), uniform(2, LinearFlow()))
     for n, time_ in enumerate((0.9, 0.4)):
-        t = torch.tensor([time_])
         for record, first, rows in ((parts[0], 0, slice(0, 4)), (parts[1], 4, slice(0, 2))):
             some = chosen[first : first + rows.stop, n]
-            record.add(rows, t, some, some)
-            whole.add(slice(first, first + rows.stop), t, some, some)
+            for into, images in ((record, rows), (whole, slice(first, first + rows.stop))):
+                request = Request(range(6), None, Sampling(guidance=1.0))
+                into.add(
+                    Step(
+                        request,
+                        images,
+                        n,
+                        time_,
+                        some,
+                        some,
+                        None,
+                        some,
+                        some,
+                        GridPath(LinearFlow(), uniform(2, LinearFlow())),
+                    )
+                )
     joined = Record.joined(part.tensors() for part in parts)
     assert joined.by_time() == whole.by_time()
     assert torch.equal(joined.by_image(), whole.by_image())

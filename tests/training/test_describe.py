@@ -36,7 +36,7 @@ def test_json_holds_what_train_would_choose(capsys: pytest.CaptureFixture[str]) 
         assert row["chosen"]["memory_gib"] == best.memory_gib <= USABLE * row["memory"]
         assert row["chosen"]["images_per_s"] == best.images_per_s <= row["unlimited"]["images_per_s"]
         assert row["chosen"]["micro_batch"] == best.execution.micro_batch
-        assert {other["change"] for other in row["alternatives"]} >= {"recomputed_blocks=14", "recomputed_blocks=28"}
+        assert "recomputed_blocks=14" in {other["change"] for other in row["alternatives"]}
 
 
 def test_options_say_which_card_how_much_of_it_and_which_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ import torch
 from atoll.artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, sha256_bytes
 from atoll.cli import main
 from atoll.cli.options import Settings
-from atoll.convert.model_card import teacher_lines
 from atoll.data.space import LatentConfig
 from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share, usual_trajectories
 from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
@@ -430,10 +429,6 @@ def test_a_card_names_teachers_and_their_licenses(teachers: Teachers) -> None:
     card = replace(teachers, experts=experts).card(tiny_plan(teachers), None)
     assert card.license == "MIT AND CC-BY-4.0"
     assert [(teacher.cluster, teacher.license) for teacher in card.teachers[:3]] == list(said.items())
-    about = {"components": ["expert_00"], "experts": [{"teachers": [t.model_dump() for t in card.teachers]}]}
-    lines = teacher_lines(about)
-    assert f"- cluster 1: `{experts[1].digest}`, license CC-BY-4.0" in lines
-    assert f"- cluster 3: `{experts[3].digest}`, license not said" in lines
 
 
 def test_cards_without_teachers_are_as_they_were(teachers: Teachers) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from atoll.artifacts import Store
-from atoll.cli import bars, main
+from atoll.cli import main, progress
 from atoll.ensemble.changes import begun, change_ensemble
 from atoll.ensemble.versions import open_ensemble
 
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bars.console, "width", 160)
+    monkeypatch.setattr(progress.console, "width", 160)
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -98,7 +98,7 @@ def test_a_strangers_words_reach_the_terminal_as_words(run: Path, capsys: pytest
 def test_on_a_narrow_terminal_names_are_whole(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bars.console, "width", 80)
+    monkeypatch.setattr(progress.console, "width", 80)
     shown = told(capsys, str(run))
     assert all(member.name in shown for member in open_ensemble(Store.at(run)).experts)
     assert max(map(len, shown.splitlines()[1:])) <= 80

@@ -96,20 +96,7 @@ def test_a_record_in_parts_is_the_record_of_all() -> None:
             some = chosen[first : first + rows.stop, n]
             for into, images in ((record, rows), (whole, slice(first, first + rows.stop))):
                 request = Request(range(6), None, Sampling(guidance=1.0))
-                into.add(
-                    Step(
-                        request,
-                        images,
-                        n,
-                        time_,
-                        some,
-                        some,
-                        None,
-                        some,
-                        some,
-                        GridPath(LinearFlow(), uniform(2, LinearFlow())),
-                    )
-                )
+                into.add(Step(request, images, n, time_, some, some, None, some, some, grid))
     joined = Record.joined(part.tensors() for part in parts)
     assert joined.by_time() == whole.by_time()
     assert torch.equal(joined.by_image(), whole.by_image())

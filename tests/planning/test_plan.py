@@ -61,6 +61,14 @@ def test_equal_plans_have_equal_digests_and_changes_are_refused(run: Path, tmp_p
         plan(tmp_path / "other", run / "partition", run / "orders-2")
 
 
+def test_data_that_did_not_grow_has_no_orders_to_reissue(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was an IndexError."""
+    main(["plan", str(run / "data")])
+    with pytest.raises(SystemExit):
+        main(["plan", str(run / "data"), "--onto", str(run / "orders")])
+    assert "did not grow from partition, the model's partition" in capsys.readouterr().err
+
+
 def test_settings_come_from_recipe_file_and_options_in_this_order(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     tables = ["[training]", "images = 6400", "batch = 32", "[objective.flow.density]", 'name = "uniform"']

@@ -1,4 +1,4 @@
-"""A run that goes on: late data, orders given out again, and experts of old orders that come late."""
+"""New orders after data was added or for experts to train further, and experts of old orders that come back later."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MOVED = "grew onto partition-2, planned orders-2"
 
 @pytest.fixture
 def run(late: Path, tmp_path: Path) -> Path:
-    """A copy of the run that has grown, to go on with."""
+    """A copy of the run that has grown."""
     return Path(shutil.copytree(late / "runs" / "digits", tmp_path / "run"))
 
 
 @pytest.fixture
 def early(run: Path) -> Path:
-    """The same, gone back to where late data had been partitioned and not taken in."""
+    """The same, rolled back to where the added data had been partitioned only."""
     numbers = [v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED]
     main(["ensemble", str(run), str(numbers[0] - 1), "--rollback"])
     assert open_ensemble(Store.at(run)).partition.path == "partition"
@@ -60,9 +60,7 @@ def test_experts_are_measured_anew_on_the_newest_holdout(late: Path) -> None:
         assert new.val_loss == validation_loss(load_expert(run.child(new.path)), orders[new.order], holdout)
 
 
-def test_only_clusters_that_grew_enough_get_orders_and_none_may(
-    early: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_clusters_that_grew_enough_get_orders(early: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", str(early / "data-2"), "--onto", str(early / "orders")]
     main([*words, "--grown-by", "5", "--out", str(early / "orders-none")])
     told = capsys.readouterr().out
@@ -83,9 +81,8 @@ def test_new_orders_are_the_old_ones_with_the_new_shards(late: Path) -> None:
     old, _ = read_order(run / "orders" / "00.json")
     new, _ = read_order(run / "orders-2" / "00.json")
     assert (new.architecture, new.objective, new.acceptance) == (old.architecture, old.objective, old.acceptance)
-    assert new.training.model_copy(update={"seed": 0, "images": 0}) == old.training.model_copy(
-        update={"seed": 0, "images": 0}
-    )
+    same = {"seed": 0, "images": 0}
+    assert new.training.model_copy(update=same) == old.training.model_copy(update=same)
     assert new.training.seed != old.training.seed
     assert {ref.sha256 for ref in old.shards} < {ref.sha256 for ref in new.shards}
     assert all(ref.path.startswith("partition-2/clusters/00/") for ref in new.shards)
@@ -100,7 +97,7 @@ def another(expert: Path, place: Path, factor: float) -> Path:
     return resealed(expert, place, weights)
 
 
-def test_an_old_order_in_somebodys_hands_is_still_good(run: Path, late: Path, tmp_path: Path) -> None:
+def test_an_expert_of_an_old_order_is_still_admitted(run: Path, late: Path, tmp_path: Path) -> None:
     store = Store.at(run)
     was = {m.cluster: m for m in newest(run).serving}
     # it is measured on the newest holdout, and serves if it is better, or wanted
@@ -116,7 +113,7 @@ def test_an_old_order_in_somebodys_hands_is_still_good(run: Path, late: Path, tm
     assert {m.cluster: m.digest for m in newest(run).serving}[0] == was[0].digest
 
 
-def test_an_order_is_given_out_again_to_train_its_expert_on(run: Path, tmp_path: Path) -> None:
+def test_an_order_is_reissued_to_train_its_expert_further(run: Path, tmp_path: Path) -> None:
     before = newest(run)
     serving = next(m for m in before.serving if m.cluster == 2)
     for _ in range(2):  # the same words mean the same order, until its expert is there
@@ -140,7 +137,7 @@ def test_an_order_is_given_out_again_to_train_its_expert_on(run: Path, tmp_path:
     assert newest(run).orders[-1].path == "orders-5", "now the words mean to train the new one on"
 
 
-def test_an_island_finds_what_it_is_to_train_on(late: Path, tmp_path: Path) -> None:
+def test_an_island_finds_the_expert_it_begins_from(late: Path, tmp_path: Path) -> None:
     run = late / "runs" / "digits"
     order, _ = read_order(run / "orders-2" / "00.json")
     assert order.init is not None
@@ -162,8 +159,8 @@ def test_an_island_finds_what_it_is_to_train_on(late: Path, tmp_path: Path) -> N
 
 MISTAKES = {
     "no such cluster": ("{run} --reissue 9", "--reissue 9: no such cluster; the model has 0 to 3"),
-    "a mix": ("{run} --reissue 1 --objectives 4flow", "--objectives: has no meaning with --reissue"),
-    "a share": ("{run}/data-2 --grown-by 0.5", "--grown-by: has no meaning with the first orders"),
+    "objectives": ("{run} --reissue 1 --objectives 4flow", "--objectives: has no meaning with --reissue"),
+    "a fraction": ("{run}/data-2 --grown-by 0.5", "--grown-by: has no meaning with the first orders"),
     "no number": ("{run} --reissue 1 --images many", "--images: input should be a valid integer"),
     "another network": (
         "{run} --reissue 1 --set architecture.depth=3",
@@ -191,20 +188,15 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert {p for p in run.rglob("*") if "samples" not in p.parts} == before
 
 
-def test_from_scratch_an_order_may_become_another(run: Path) -> None:
-    main(["plan", str(run), "--reissue", "1", "--from-scratch", "--set", "architecture.depth=3"])
-    order, _ = read_order(run / newest(run).orders[-1].path / "01.json")
-    assert order.init is None
-    assert order.architecture.depth == 3
-
-
-def test_a_lost_expert_cannot_be_trained_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_scratch_an_order_may_change_and_needs_no_expert(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (member,) = [m for m in newest(run).serving if m.cluster == 1]
     shutil.rmtree(run / member.path)
     with pytest.raises(SystemExit):
         main(["plan", str(run), "--reissue", "1"])
     assert f"{member.path}: is missing, so it cannot be trained further" in capsys.readouterr().err
-    main(["plan", str(run), "--reissue", "1", "--from-scratch"])
+    main(["plan", str(run), "--reissue", "1", "--from-scratch", "--set", "architecture.depth=3"])
+    order, _ = read_order(run / newest(run).orders[-1].path / "01.json")
+    assert (order.init, order.architecture.depth) == (None, 3)
 
 
 def test_a_damaged_expert_stops_no_change(run: Path, late: Path, tmp_path: Path) -> None:
@@ -216,18 +208,12 @@ def test_a_damaged_expert_stops_no_change(run: Path, late: Path, tmp_path: Path)
     assert result.member.serving
 
 
-def test_the_router_goes_on_from_the_older_one(late: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_router_begins_from_the_older_one(late: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = (Artifact.open(late / "runs" / "digits" / name) for name in ("router", "router-2"))
     assert new.manifest.parents["start"] == old.digest
     assert new.manifest.parents["partition"] != old.manifest.parents["partition"]
-    main(
-        [
-            "ensemble",
-            str(run),
-            str(next(v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED)),
-            "--rollback",
-        ]
-    )
+    moved = next(v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED)
+    main(["ensemble", str(run), str(moved), "--rollback"])
     main(["router", str(run), "--from-scratch", "--out", str(run / "router-3"), "--set", "training.images=64"])
     told = capsys.readouterr().out
     assert "trains on from" not in told

@@ -37,8 +37,7 @@ from atoll.process import (
     Schedule,
     noisy,
 )
-from atoll.sampling import SOLVERS, Sampling, generate
-from atoll.sampling import Path as GridPath
+from atoll.sampling import SOLVERS, GridPath, Sampling, generate
 from atoll.sampling.protocols import as_routed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))

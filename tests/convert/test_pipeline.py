@@ -35,8 +35,7 @@ from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
 from atoll.process import CosineVP, DDPMBetas, Kind, LinearFlow
 from atoll.router.card import RouterCard, TrainedRouter
-from atoll.sampling import SOLVERS, Sampling, parse_grid, step_noise
-from atoll.sampling import Path as GridPath
+from atoll.sampling import SOLVERS, GridPath, Sampling, parse_grid, step_noise
 from atoll.training.result import WEIGHTS
 from installs import atoll_without, environment_with
 from pretrained_folders import clip_folder, kl_folder, tiny_folder

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.ensemble import Fixed, Mixture, TopK, parse_route
-from atoll.ensemble.mixture import Router
+from atoll.ensemble.mixture import RouterFunction
 from atoll.process import Condition, Kind, LinearFlow, Prediction
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate, initial_noise, stream, uniform
 from closed_form import ExactDenoiser, ExactRouter
@@ -40,7 +40,7 @@ class Counted:
         return ROUTER(x, t, condition)
 
 
-def mixture(route: str = "top-1", router: Router = ROUTER) -> Mixture:
+def mixture(route: str = "top-1", router: RouterFunction = ROUTER) -> Mixture:
     return Mixture.of(EXPERTS, router, parse_route(route))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.artifacts import UserError
 from atoll.process import Condition, CosineVP, Denoiser, Kind, LinearFlow, Prediction, Schedule
-from atoll.sampling import SOLVERS, Path, Sampling, log_snr, uniform
+from atoll.sampling import SOLVERS, GridPath, Sampling, log_snr, uniform
 from atoll.sampling.protocols import as_routed
 from atoll.sampling.solvers import StepNoise
 from closed_form import ExactDenoiser
@@ -26,7 +26,7 @@ TRUTH = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)
 def solve(solver: str, denoiser: Denoiser, x: Tensor, times: Tensor, noise: StepNoise = torch.zeros) -> Tensor:
     """The state at the end of the grid."""
     model, weights = as_routed(denoiser), torch.ones(len(x), 1)
-    walk = SOLVERS[solver](x, Path(denoiser.schedule, times), noise)
+    walk = SOLVERS[solver](x, GridPath(denoiser.schedule, times), noise)
     state, t = next(walk)
     while True:
         velocity = model.velocity(state, torch.full((len(x),), t, dtype=torch.float64), None, weights)
@@ -178,6 +178,6 @@ def test_mistakes_are_named() -> None:
         Sampling(solver="rk4")
     for times in ([1.0], [0.0, 1.0], [1.0, 0.5, 0.5]):
         with pytest.raises(ValueError, match="at least two falling times"):
-            Path(LinearFlow(), torch.tensor(times))
+            GridPath(LinearFlow(), torch.tensor(times))
     with pytest.raises(ValueError, match=r"must lie in 0 \.\. 1, got 999\.0"):
-        Path(LinearFlow(), torch.tensor([999.0, 0.0]))
+        GridPath(LinearFlow(), torch.tensor([999.0, 0.0]))

@@ -6,8 +6,7 @@ others, are copied in an order in which they can run, as they stand, comments an
 imports from outside must be on a short list, since whoever loads the folder has diffusers and not what atoll needs.
 
 It is one file because that is all diffusers takes from a hub: for a component with weights, its weights, its config and
-the one file that its class is in. Everything lands in one namespace; where two modules define the same name, the later
-one's is renamed.
+the one file that its class is in. Everything lands in one namespace, so no two modules may define the same name.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import ast
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from graphlib import TopologicalSorter
@@ -144,14 +143,17 @@ def collected(start: str) -> str:
         collection.want((start, name))
     parts = [HEADER.format(version=__version__) + import_lines(collection.outside)]
     parts += [LEFT_BEHIND[name].strip() for name in sorted(collection.left_behind)]
-    names = collection.names()
+    defined: dict[str, str] = dict.fromkeys(collection.outside, "an import")
     for module in collection.in_order():
         stray = [s.lineno for s in module.tree.body if not (bound(s) or is_import(s) or is_text(s))]
         assert not stray, f"{module.name}, line {stray}: neither a definition nor an import, a bundle would lose it"
         parts.append(f"# ---- {module.path.relative_to(PACKAGE.parent).as_posix()}")
-        changed = {local: names[place] for local, place in collection.visible(module).items() if names[place] != local}
         wanted = {id(statement) for (owner, _), statement in collection.wanted.items() if owner == module.name}
-        parts += [module.text_of(statement, changed) for statement in module.tree.body if id(statement) in wanted]
+        for statement in (statement for statement in module.tree.body if id(statement) in wanted):
+            for name in bound(statement):
+                known = defined.setdefault(name, module.name)
+                assert known == module.name, f"{module.name}: {name} is also {known}'s; give one of them another name"
+            parts.append(module.text_of(statement))
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -188,13 +190,9 @@ class Module:
                     target = Outside(f"{origin}.{alias.name}", None) if whole else Outside(origin, alias.name)
                     self.imports[alias.asname or alias.name] = target
 
-    def text_of(self, statement: ast.stmt, renamed: Mapping[str, str]) -> str:
-        """A statement as it stands, with the comments right above it, and with some names replaced."""
+    def text_of(self, statement: ast.stmt) -> str:
+        """A statement as it stands, with the comments right above it."""
         lines = self.source.splitlines()
-        for row, begin, end in sorted(mentions(statement, renamed, lines), reverse=True):
-            line = lines[row - 1].encode()
-            new = renamed[line[begin:end].decode()]
-            lines[row - 1] = (line[:begin] + new.encode() + line[end:]).decode()
         decorators = statement.decorator_list if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
         first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
         while lines[first - 2].startswith("#"):
@@ -208,6 +206,7 @@ class Collection:
     def __init__(self) -> None:
         self.module = lru_cache(maxsize=None)(Module)
         self.wanted: dict[Place, ast.stmt] = {}
+        self.needs: dict[str, set[str]] = {}  # the modules whose definitions a module uses
         self.outside: dict[str, Outside] = {}
         self.left_behind: set[str] = set()
 
@@ -222,6 +221,10 @@ class Collection:
             if isinstance(meaning, Outside):
                 self.want_outside(name, meaning, by=place)
             elif meaning is not None:
+                assert meaning[1] == name, (
+                    f"{'.'.join(place)}: {meaning[1]} is called {name} here; import it by its name"
+                )
+                self.needs.setdefault(place[0], set()).add(meaning[0])
                 self.want(meaning)
 
     def want_outside(self, local: str, thing: Outside, *, by: Place) -> None:
@@ -243,31 +246,11 @@ class Collection:
             module, name = self.module(imported.module), imported.name
         return module.name, name
 
-    def visible(self, module: Module) -> dict[str, Place]:
-        """The names of a module that stand for something of ours in the bundle."""
-        found = {name: self.meaning(module, name) for name in [*module.imports, *module.definitions]}
-        return {name: place for name, place in found.items() if place in self.wanted}
-
     def in_order(self) -> list[Module]:
         """The modules, each after those whose definitions it uses."""
         owners = sorted({owner for owner, _ in self.wanted})
-        needs = {name: {place[0] for place in self.visible(self.module(name)).values()} - {name} for name in owners}
-        return [
-            self.module(name) for name in TopologicalSorter({k: sorted(v) for k, v in needs.items()}).static_order()
-        ]
-
-    def names(self) -> dict[Place, str]:
-        """What each definition is called in the bundle: its own name, unless that is taken."""
-        taken = {*self.outside, *(name.rpartition(".")[2] for name in self.left_behind)}
-        chosen: dict[Place, str] = {}
-        for module in self.in_order():
-            own = {}
-            for name in (name for name in module.definitions if (module.name, name) in self.wanted):
-                own[module.name, name] = f"{name}_of_{module.name.rpartition('.')[2]}" if name in taken else name
-            assert taken.isdisjoint(own.values()), f"{module.name}: a name of {list(own)} is taken twice"
-            chosen |= own
-            taken |= set(own.values())
-        return chosen
+        needs = {name: sorted(self.needs.get(name, set()) - {name}) for name in owners}
+        return [self.module(name) for name in TopologicalSorter(needs).static_order()]
 
 
 def source_of(module: str) -> Path | None:
@@ -307,18 +290,6 @@ def used(statement: ast.stmt) -> set[str]:
         f"line {statement.lineno}: a definition for a bundle imports nothing of ours by itself"
     )
     return {node.id for node in nodes if isinstance(node, ast.Name)}
-
-
-def mentions(statement: ast.stmt, names: Mapping[str, str], lines: list[str]) -> Iterator[tuple[int, int, int]]:
-    """Row, first and last column, in bytes, of every mention of these names in a statement."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and node.id in names:
-            yield node.lineno, node.col_offset, node.col_offset + len(node.id.encode())
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
-            begin = lines[node.lineno - 1].encode().index(node.name.encode(), node.col_offset)
-            yield node.lineno, begin, begin + len(node.name.encode())
-        elif isinstance(node, ast.arg):  # callers may give it by name
-            assert node.arg not in names, f"line {node.lineno}: parameter {node.arg} shares its name with two others"
 
 
 def import_lines(outside: Mapping[str, Outside]) -> str:

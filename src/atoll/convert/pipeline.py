@@ -42,8 +42,7 @@ from ..ensemble.mixture import Denoisers, Mixture
 from ..ensemble.routes import parse_route
 from ..models.block_transform import BlockTransform
 from ..models.dit import DiT, DiTConfig
-from ..models.router import Router as RouterNetwork
-from ..models.router import RouterConfig, cluster_weights
+from ..models.router import Router, RouterConfig, cluster_weights
 from ..models.text_encoders import encode_text
 from ..models.tiny_autoencoder import TinyAutoencoder
 from ..process import (
@@ -62,8 +61,7 @@ from ..sampling.grids import parse_grid
 from ..sampling.noise import step_noise
 from ..sampling.requests import Request
 from ..sampling.settings import Sampling
-from ..sampling.solvers import SOLVERS, StepNoise, Walk
-from ..sampling.solvers import Path as GridPath
+from ..sampling.solvers import SOLVERS, GridPath, StepNoise, Walk
 from ..training.result import as_saved
 
 STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
@@ -122,9 +120,7 @@ class AtollRouter(_Network):
     """Which experts a noisy latent belongs to: logits [B, K]."""
 
     build = staticmethod(
-        lambda settings: RouterNetwork(
-            RouterConfig(trunk=architecture_of(settings["trunk"]), clusters=settings["clusters"])
-        )
+        lambda settings: Router(RouterConfig(trunk=architecture_of(settings["trunk"]), clusters=settings["clusters"]))
     )
 
 

@@ -1,6 +1,6 @@
 """Many experts as one denoiser: routes, the mixture, missing experts, loading."""
 
-from .mixture import Denoisers, Experts, Mixture, Router
+from .mixture import Denoisers, Experts, Mixture, RouterFunction
 from .routes import Fixed, Full, Threshold, TopK, parse_route
 
-__all__ = ["Denoisers", "Experts", "Fixed", "Full", "Mixture", "Router", "Threshold", "TopK", "parse_route"]
+__all__ = ["Denoisers", "Experts", "Fixed", "Full", "Mixture", "RouterFunction", "Threshold", "TopK", "parse_route"]

@@ -12,7 +12,7 @@ from ..router.card import TrainedRouter, load_router
 from ..sampling import Route
 from .checks import Checks
 from .missing import RouterAmong
-from .mixture import Mixture, Router
+from .mixture import Mixture, RouterFunction
 from .placing import OpenedExpert, Placed, Placement, open_expert
 from .residency import UnreadableExperts
 from .signatures import check_signed
@@ -36,7 +36,7 @@ class Ensemble:
     def mixture(self, route: Route, precision: Precision = "float32") -> Mixture:
         """All clusters as one denoiser: column k is cluster k's, and missing experts get no weight."""
         present = [k for k in range(self.version.clusters) if k not in self.missing]
-        router: Router = self.placed.router(self.router, precision)
+        router: RouterFunction = self.placed.router(self.router, precision)
         if self.missing:
             router = RouterAmong(router, torch.tensor([k in present for k in range(self.version.clusters)]))
         return Mixture(self.placed.pool(precision, self.version.clusters, present), router, route)

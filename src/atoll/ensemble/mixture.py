@@ -20,7 +20,7 @@ from ..process import Condition, Denoiser, Kind, Prediction, Schedule, per_sampl
 from ..sampling import Residents, Route
 from .routes import Full
 
-Router = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
+RouterFunction = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
 Rows = tuple[int, Tensor | None, int]  # an expert, its rows int64 [n] of a batch (None: all), and n
 
 
@@ -84,11 +84,11 @@ class Mixture:
     """
 
     experts: Experts
-    router: Router
+    router: RouterFunction
     route: Route = field(default_factory=Full)
 
     @staticmethod
-    def of(denoisers: Sequence[Denoiser], router: Router, route: Route | None = None) -> Mixture:
+    def of(denoisers: Sequence[Denoiser], router: RouterFunction, route: Route | None = None) -> Mixture:
         return Mixture(Denoisers(denoisers), router, route or Full())
 
     @property

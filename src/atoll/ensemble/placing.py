@@ -19,7 +19,7 @@ from ..router.card import TrainedRouter
 from ..training.machines import GIB, reachable
 from ..training.result import WEIGHTS
 from ..training.trust import answering_disagreements, told
-from .mixture import Router
+from .mixture import RouterFunction
 from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
 from .routing import place_router
@@ -66,7 +66,7 @@ class Placed:
     def __init__(self, experts: Sequence[OpenedExpert], placement: Placement) -> None:
         self.experts, self.placement = experts, placement
         self._residency: tuple[Precision, Residency] | None = None
-        self._routers: dict[Precision, tuple[TrainedRouter, Router]] = {}
+        self._routers: dict[Precision, tuple[TrainedRouter, RouterFunction]] = {}
         self.summary = ""  # what was chosen and why, for people
 
     def pool(self, precision: Precision, clusters: int = 1, present: Sequence[int] = (0,)) -> ExpertPool:
@@ -92,7 +92,7 @@ class Placed:
         """Read the weights now, in the device's usual precision; UnreadableExperts names those that are damaged."""
         self.residency("bfloat16" if self.placement.device.type == "cuda" else "float32")
 
-    def router(self, trained: TrainedRouter | Router, precision: Precision) -> Router:
+    def router(self, trained: TrainedRouter | RouterFunction, precision: Precision) -> RouterFunction:
         """The router beside them: a trained one in their precision, any other as it is."""
         if not isinstance(trained, TrainedRouter):
             return trained

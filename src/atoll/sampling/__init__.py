@@ -6,15 +6,15 @@ from .noise import image_seeds, initial_noise, step_noise
 from .protocols import ImageRoute, Residents, Route, Routed
 from .requests import Request, Step
 from .settings import GuidanceWeights, Precision, Sampling
-from .solvers import SOLVERS, Path, Solver
+from .solvers import SOLVERS, GridPath, Solver
 
 __all__ = [
     "SOLVERS",
     "Engine",
     "Grid",
+    "GridPath",
     "GuidanceWeights",
     "ImageRoute",
-    "Path",
     "Precision",
     "Request",
     "Residents",

@@ -14,7 +14,7 @@ from ..process import Condition, wide_dtype
 from .noise import initial_noise, step_noise
 from .protocols import ImageRoute, Route, Routed
 from .settings import Sampling
-from .solvers import SOLVERS, Path, Solver, Walk
+from .solvers import SOLVERS, GridPath, Solver, Walk
 
 SAME_TIME = 1e-6
 
@@ -68,7 +68,7 @@ class Step:
     latents: Tensor | None = field(repr=False)  # [n, ...], at the last step
     _x: Tensor = field(repr=False)
     _velocity: Tensor = field(repr=False)
-    _path: Path = field(repr=False)
+    _path: GridPath = field(repr=False)
 
     @property
     def x0(self) -> Tensor:
@@ -98,7 +98,7 @@ class Running:
         self.count = len(self.seeds)
         first = requests[0]
         times = self.sampling.times(model.schedule) if first.times is None else first.times
-        self.path = Path(model.schedule, times)
+        self.path = GridPath(model.schedule, times)
         route = first.route or model.route
         self.route = route.bind(first.images, self.seeds) if isinstance(route, ImageRoute) else route
         conditions = [request.condition for request in requests if request.condition is not None]

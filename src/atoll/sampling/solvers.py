@@ -32,7 +32,7 @@ Walk = Generator[tuple[Tensor, float], Tensor, Tensor]  # yields (x, t), receive
 StepNoise = Callable[[int], Tensor]  # step index -> standard normal noise shaped like the state
 
 
-class Path:
+class GridPath:
     """A time grid with its schedule's coefficients, as floats. Step i goes from t[i] to t[i + 1].
 
     times: falling float64 [steps + 1] within 0 .. 1.
@@ -85,14 +85,14 @@ class Path:
         return 0.5 * self.h(i) / self.h(i - 1) if finite else 0.0
 
 
-def euler(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+def euler(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
     """First order, one velocity a step."""
     for i in range(path.steps):
         x = x + (path.t[i + 1] - path.t[i]) * (yield x, path.t[i])
     return x
 
 
-def heun(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+def heun(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
     """Second order, two velocities a step: the mean of the velocities at both ends of an Euler step.
 
     A step to t = 0 is an Euler step: no network was trained on clean samples.
@@ -105,7 +105,7 @@ def heun(x: Tensor, path: Path, noise: StepNoise) -> Walk:
     return x
 
 
-def dpmpp_2m(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+def dpmpp_2m(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
     """DPM-Solver++(2M) (arXiv 2211.01095): second order, equation (2) with x0 at the middle of the step."""
     previous = None
     for i in range(path.steps):
@@ -115,7 +115,7 @@ def dpmpp_2m(x: Tensor, path: Path, noise: StepNoise) -> Walk:
     return x
 
 
-def stochastic(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+def stochastic(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
     """SDE-DPM-Solver++(2M): equation (3) with x0 extrapolated. Fresh noise corrects early errors."""
     previous = None
     for i in range(path.steps):
@@ -128,7 +128,7 @@ def stochastic(x: Tensor, path: Path, noise: StepNoise) -> Walk:
     return x
 
 
-def unipc(x: Tensor, path: Path, noise: StepNoise) -> Walk:
+def unipc(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
     """UniPC-2 with B2(h) (arXiv 2302.04867): dpmpp_2m predicts; the next velocity corrects the step that led to it."""
     past: list[Tensor] = []
     start = x
@@ -151,5 +151,5 @@ def unipc(x: Tensor, path: Path, noise: StepNoise) -> Walk:
     return x
 
 
-Solver = Callable[[Tensor, Path, StepNoise], Walk]
+Solver = Callable[[Tensor, GridPath, StepNoise], Walk]
 SOLVERS: dict[str, Solver] = {f.__name__: f for f in (euler, heun, dpmpp_2m, stochastic, unipc)}

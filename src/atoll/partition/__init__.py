@@ -1,4 +1,1 @@
-"""Partition: clustering, assignment and contact sheets.
-
-Nothing is imported here: who paints contact sheets of samples needs no faiss.
-"""
+"""Partition: clustering methods, assignment, cluster shards and report. Imports nothing itself: faiss is heavy."""

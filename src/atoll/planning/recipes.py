@@ -88,7 +88,7 @@ class Recipe:
     largest_patch: int = 16
     qk_norm: bool = False
     decay: Literal["constant", "linear"] = "linear"
-    warmup: float = 0.02  # share of the budget
+    warmup: float = 0.02  # fraction of the budget
     average: float = 0.04  # the same: half-life
 
     def plan(self, latent: Sequence[int]) -> PlanConfig:
@@ -159,8 +159,8 @@ def recipe_for(data: Mapping[str, Any], clusters: int) -> PlanConfig:
 def rescale_hparams(changed: PlanConfig, base: PlanConfig, explicit: Collection[str]) -> PlanConfig:
     """A `base` recipe as the user `changed` it, with what follows from that.
 
-    Warm-up and average keep their share of the budget, the learning rate scales with sqrt(batch) / width. Settings that
-    are `explicit` (`training.ema_images`) stay.
+    Warm-up and average keep their fraction of the budget, the learning rate scales with sqrt(batch) / width. Settings
+    that are `explicit` (`training.ema_images`) stay.
     """
     kept = {name.removeprefix("training.") for name in explicit}
     old, new = base.training, changed.training

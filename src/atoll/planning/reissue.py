@@ -37,15 +37,15 @@ FROM_SCRATCH = (*CHANGEABLE, "architecture", "objective")
 
 @dataclass(frozen=True)
 class Changes:
-    """What is different in the new orders: settings, as `apply` sets them and `words` names them, and the weights."""
+    """What is different in the new orders: settings, as `apply` sets them and `overrides` names them, and the weights."""
 
     apply: Callable[[Order], Order] = lambda order: order
-    words: Sequence[str] = field(default_factory=tuple)
+    overrides: Sequence[str] = field(default_factory=tuple)
     from_scratch: bool = False
 
     def request(self, **of: Any) -> dict[str, Any]:
         """What identifies a request in a manifest: the same one finds its orders there."""
-        return {**of, "set": list(self.words), "from_scratch": self.from_scratch}
+        return {**of, "set": list(self.overrides), "from_scratch": self.from_scratch}
 
 
 def accept_orders(

@@ -37,7 +37,7 @@ FROM_SCRATCH = (*CHANGEABLE, "architecture", "objective")
 
 @dataclass(frozen=True)
 class Changes:
-    """What is different in the new orders: settings, as `apply` sets them and `overrides` names them, and the weights."""
+    """What differs in the new orders: settings, as `apply` sets and `overrides` names them, and initial weights."""
 
     apply: Callable[[Order], Order] = lambda order: order
     overrides: Sequence[str] = field(default_factory=tuple)

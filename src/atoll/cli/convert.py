@@ -1,4 +1,4 @@
-"""atoll convert: somebody's checkpoint becomes an expert."""
+"""atoll convert: a foreign checkpoint becomes an expert."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _target(
 def print_report(network: ImportedNetwork) -> None:
     """Every key once; the same fate in every block on one line. The whole of it is in conversion.json."""
     for row in network.rows():
-        key, source, how, note = map(escape, row)  # names come from a stranger's file
+        key, source, how, note = map(escape, row)  # names come from an untrusted file
         line = f"[bold]{how:14s}[/] {key} <- {source}" if source != "-" else f"[bold]{how:14s}[/] {key}"
         console.print(f"{line}  [dim]{note}[/]", soft_wrap=True, highlight=False)
     counts = ", ".join(f"{count} {how}" for how, count in network.count().items())

@@ -3,7 +3,7 @@
 A diffusers folder brings its own code. That code is not written a second time: a bundle starts from every definition
 of pipeline.py and follows the names each one uses, through our imports, to the definitions behind them. Those, and no
 others, are copied in an order in which they can run, as they stand, comments and all. Imports between our modules go;
-imports from outside must be on a short list, since whoever loads the folder has diffusers and not what atoll needs.
+imports from outside must be on a short list: a machine that loads the folder has diffusers only.
 
 It is one file because that is all diffusers takes from a hub: for a component with weights, its weights, its config and
 the one file that its class is in. Everything lands in one namespace, so no two modules may define the same name.
@@ -34,9 +34,9 @@ OUTSIDE = {"torch", "numpy", "safetensors", "diffusers"} | sys.stdlib_module_nam
 LEFT_BEHIND = {
     "atoll.models.fused": '''
 class NoKernels:
-    """Triton kernels stay with atoll. Whoever asks whether one is there hears no, and uses the plain formulas."""
+    """Triton kernels stay with atoll: every check for one returns False, so the plain formulas are used."""
 
-    def __getattr__(self, question):
+    def __getattr__(self, name):
         return lambda *sizes: False
 
 

@@ -119,9 +119,9 @@ Default route: {{ version.route|code }}.
 
 | route | guidance | steps | solver | Frechet distance | class accuracy |
 |---|---|---|---|---|---|
-{% for arm in arms %}
-| {{ arm.sampling.route }} | {{ arm.sampling.guidance|number }} | {{ arm.sampling.steps }} | {{ arm.sampling.solver
-}} | {{ arm.frechet|number }} | {{ "" if arm.recognised is none else "%.1f%%"|format(100 * arm.recognised) }} |
+{% for row in measured %}
+| {{ row.sampling.route }} | {{ row.sampling.guidance|number }} | {{ row.sampling.steps }} | {{ row.sampling.solver
+}} | {{ row.frechet|number }} | {{ "" if row.recognised is none else "%.1f%%"|format(100 * row.recognised) }} |
 {% endfor %}
 {% endif %}
 
@@ -195,8 +195,8 @@ def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:
         return facts
     try:
         evaluation, own = json.loads(run.read("evaluation.json")), ensemble.model_digest()
-        arms = [a for a in evaluation["arms"] if (a["model"], a["digest"], a["router"]) == ("ensemble", own, None)]
-        samples = find(run.child("samples", str(arms[0]["folder"]))) if arms else None
+        rows = [r for r in evaluation["arms"] if (r["model"], r["digest"], r["router"]) == ("ensemble", own, None)]
+        samples = find(run.child("samples", str(rows[0]["folder"]))) if rows else None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{run}/evaluation.json: not one that this atoll wrote ({type(error).__name__}); "
@@ -204,7 +204,7 @@ def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:
         ) from error
     if samples is not None and (prompt := json.loads(samples.read("samples.json"))["prompts"][0]):
         facts["prompt"] = prompt
-    return facts | ({"evaluation": evaluation, "arms": arms} if arms else {})
+    return facts | ({"evaluation": evaluation, "measured": rows} if rows else {})
 
 
 def one_line(value: object) -> str:

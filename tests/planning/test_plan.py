@@ -61,6 +61,14 @@ def test_equal_plans_have_equal_digests_and_changes_are_refused(run: Path, tmp_p
         plan(tmp_path / "other", run / "partition", run / "orders-2")
 
 
+def test_orders_carry_the_license_of_the_data(tmp_path: Path) -> None:
+    """No command could set one."""
+    main(["prepare", "digits[:100]", "--license", "CC0-1.0", "--out", str(tmp_path / "data")])
+    main(["partition", str(tmp_path / "data"), "-k", "2"])
+    main(["plan", str(tmp_path / "data")])
+    assert {order.license for order in orders_of(tmp_path)} == {"CC0-1.0"}
+
+
 def test_data_that_did_not_grow_has_no_orders_to_reissue(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It was an IndexError."""
     main(["plan", str(run / "data")])

@@ -293,6 +293,7 @@ def used(statement: ast.stmt) -> set[str]:
 
 
 def import_lines(outside: Mapping[str, Outside]) -> str:
+    """Import statements of what comes from outside."""
     whole: set[str] = set()
     parts: dict[str, list[str]] = {}
     for local, (module, name) in outside.items():

@@ -94,6 +94,7 @@ def convert(
 
 
 def _start(network: ImportedNetwork, target: Target) -> ImportedNetwork:
+    """The warm start of a target, from the network in our convention."""
     schedule, kind = target.schedule, target.kind
     if target.final == "bridge":
         schedule, kind = network.schedule, network.kind

@@ -88,6 +88,7 @@ def diffusers_settings(config: DiTConfig) -> tuple[Layout, dict[str, Any]]:
 
 
 def remarks(card: ExpertCard) -> list[str]:
+    """What a user of stock diffusers should do differently, a line each."""
     config, found = card.architecture, []
     if config.condition == "labels" and config.frequency_shift == 0:
         found.append(

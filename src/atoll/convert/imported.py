@@ -40,6 +40,7 @@ class ImportedNetwork:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
     def fate(self, key: str) -> Fate:
+        """What became of one of our tensors; without a record it is the source's own."""
         return self.fates.get(key, Fate("kept", (key,)))
 
     def derive(self, weights: Mapping[str, Tensor], note: str) -> ImportedNetwork:
@@ -54,6 +55,7 @@ class ImportedNetwork:
         return [{"key": key, **asdict(fate)} for key, fate in self._fates()]
 
     def count(self) -> dict[How, int]:
+        """How many tensors had each fate."""
         return dict(Counter(fate.how for _, fate in self._fates()))
 
     def rows(self) -> list[tuple[str, str, How, str]]:

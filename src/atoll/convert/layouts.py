@@ -160,5 +160,6 @@ def export_weights(layout: Layout, config: DiTConfig, weights: Mapping[str, Tens
 
 
 def expected_shapes(config: DiTConfig) -> dict[str, torch.Size]:
+    """Shape of every tensor of the network, by name; no weights are made."""
     with as_shapes():
         return {name: value.shape for name, value in DiT(config).state_dict().items()}

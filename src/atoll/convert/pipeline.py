@@ -77,6 +77,7 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule:
 
 
 def architecture_of(settings: Mapping[str, Any]) -> DiTConfig:
+    """An architecture from its JSON form."""
     return DiTConfig(**{**settings, "latent": tuple(settings["latent"])})
 
 
@@ -201,6 +202,7 @@ class AtollScheduler(SchedulerMixin, ConfigMixin):
 
 
 def _step_noise(generator: Any, sample: Tensor, index: int) -> Tensor:
+    """Noise of one solver step, shaped like `sample`: of the seeds of a list, or drawn from one generator."""
     if isinstance(generator, list | tuple):
         return step_noise([one.initial_seed() for one in generator], sample.shape[1:], index)
     noise: Tensor = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
@@ -391,6 +393,7 @@ class PipelineMethods:
         return scheduler.sigmas.tolist(), scheduler.timesteps
 
     def _decode(self, x: Tensor, output_type: str) -> Any:
+        """Normalized latents [N, C, H, W] as images of the requested type."""
         latent = self.config.atoll["latent"]
         images = denormalize(x, latent["mean"], latent["scale"])
         if self.vae is not None:

@@ -94,6 +94,7 @@ def export_pipeline(model: Ensemble | SingleExpert, out: Path, run: Store | None
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    """Replace the weights that were written by the original files."""
     for written in target.glob("*.safetensors"):
         written.unlink()
     for file in (file for pattern in patterns for file in source.glob(pattern)):
@@ -194,6 +195,7 @@ def read_release(store: Store, placement: Placement = Placement()) -> Ensemble |
 
 
 def _read_router(folder: Path, device: torch.device | str) -> TrainedRouter:
+    """The router of a folder, with weights of the digest it was exported with."""
     card, digest, weights = _read_config(folder, RouterCard)
     verify_file(_weights(folder), weights)
     network = read_network(lambda: Router(card.architecture), card.architecture.trunk, _weights(folder), device)
@@ -211,6 +213,7 @@ def _read_config(folder: Path, model: type[Card]) -> tuple[Card, str, str]:
 
 
 def _weights(folder: Path) -> Path:
+    """The one file of weights of a component."""
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: holds no {WEIGHTS}; weights in several files or of a variant need diffusers")
     return folder / WEIGHTS

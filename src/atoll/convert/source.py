@@ -92,6 +92,7 @@ def _config(
     """The architecture, from the shapes of a file's tensors and from what is `given`."""
 
     def shape(ours: str, axes: int = 2) -> tuple[int, ...]:
+        """Shape of the foreign tensor that stands for one of ours."""
         name = LAYOUTS[layout][ours].partition(" ")[0].replace("*", "0")
         name = name if name in foreign else f"{name}.weight"
         if name not in foreign:
@@ -192,12 +193,14 @@ class SchedulerSettings(BaseModel):
     num_train_timesteps: int = Field(1000, ge=2, le=1_000_000)
 
     def process(self) -> tuple[DDPMBetas, Kind]:
+        """Schedule and prediction type."""
         kinds = {"epsilon": Kind.EPSILON, "sample": Kind.X0, "v_prediction": Kind.V}
         betas = "cosine" if self.beta_schedule == "squaredcos_cap_v2" else self.beta_schedule
         return DDPMBetas(betas, steps=self.num_train_timesteps), kinds[self.prediction_type]
 
 
 def _settings(model: type[Settings], values: Any, path: Path) -> Settings:
+    """Validated settings, or one line about the first that does not fit."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -265,6 +268,7 @@ def _null_text(folder: Path, given: Path | None) -> Tensor | None:
 
 
 def _with_null_text(network: ImportedNetwork, null: Tensor | None) -> ImportedNetwork:
+    """The network with its null caption, which has no place in a diffusers folder."""
     fate = Fate("kept", (NULL_TEXT,))
     if null is None:
         null = DiT(replace(network.config, depth=1), torch.Generator().manual_seed(0)).state_dict()[NULL_KEY]

@@ -189,6 +189,7 @@ class _Start:
         return vector.mean(0) + both - both.mean(0)
 
     def carry_modulation(self, times: Tensor, matched: Tensor) -> None:
+        """Modulation of blocks and head: kept for the same variant, else fitted over t."""
         if self.change[0] == self.change[1]:
             self.keep(*(key for key in self.fresh if "modulation" in key or key.endswith(".table")))
             return
@@ -200,6 +201,7 @@ class _Start:
             self._to_classic(old_vector, new_vector)
 
     def _to_single(self, old_vector: Tensor, new_vector: Tensor) -> None:
+        """adaln to adaln-single: one shared map, and a table per block."""
         blocks = [f"blocks.{i}.modulation" for i in range(self.config.depth)]
         wanted = [self._modulated(block, old_vector) for block in blocks]  # each [T, 6 D]
         mean = torch.stack(wanted).mean(0)
@@ -225,6 +227,7 @@ class _Start:
         self.set(key, table, [f"{layer}.weight", f"{layer}.bias"], note, relative(given + table, wanted))
 
     def _to_classic(self, old_vector: Tensor, new_vector: Tensor) -> None:
+        """adaln-single to adaln: the shared map in every block, exactly; the head is fitted."""
         shared, note = "conditioning.modulation", "the shared map, with the block's table in the bias"
         for i in range(self.config.depth):
             name, table = f"blocks.{i}.modulation", f"blocks.{i}.table"
@@ -238,6 +241,7 @@ class _Start:
         self.set("head.modulation.bias", bias, ["head.table"], "fitted over t", left)
 
     def carry_projection(self, *, same_process: bool) -> None:
+        """The last layer: kept for the same schedule, prediction type and shape."""
         reason = "another patch or number of channels" if same_process else "another schedule or kind"
         for key in HEAD:
             self.keep_if(same_process and self.same_shape(key), key, reason)

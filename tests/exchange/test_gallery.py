@@ -52,7 +52,17 @@ HANDFUL = [
     "metrics are nested",
     "a tensor's name with escapes",
     "float8",
+    "a pickle",
+    "a missing tensor",
+    "a wrong shape",
+    "NaN",
     "infinite in bfloat16",
+    "another latent mean",
+    "another partition",
+    "digest lies",
+    "bytes lie",
+    "lists a pickle",
+    "no such order",
     "half a character",
 ]
 SECONDS = 60  # that any judgement may take here

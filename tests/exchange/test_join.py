@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import multiprocessing
 import os
 import random
 import shlex
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from atoll.ensemble.changes import register_orders
 from atoll.exchange import published as published_module
 from atoll.exchange.join import JOINED, Joining, check_text_encoder
 from atoll.exchange.lease_status import lease_status
-from atoll.exchange.leases import Lease, LeaseFile, Leases
+from atoll.exchange.leases import LeaseFile, Leases
 from atoll.exchange.published import CARD, ORGANIZERS, find_card, policy, publish
 from atoll.islands.order import read_order
 from exchange.test_signatures import new_key
@@ -387,33 +385,3 @@ def test_on_s3_one_lease_has_one_holder_and_a_run_goes_through(planned: Path, bu
     sent = Joining(place, tmp_path / "mine", device="cpu").run()
     assert sent.place is not None
     assert Artifact.open(sent.place).digest == sent.expert.digest
-
-
-def taker(url: str, who: int, rounds: int, start: Barrier, settings: dict[str, str], folder: str) -> None:
-    os.environ.update(settings)
-    leases = Leases(Store.at(url), 3600, 10**6)
-    won = []
-    for number in range(rounds):
-        start.wait(600)
-        lease: Lease | None = leases.take(f"{number:02d}-race", f"{who:016x}")
-        won.append(lease is not None)
-    Path(folder, f"{who}.json").write_text(json.dumps(won))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_32_processes_for_one_lease_20_rounds(bucket: str, tmp_path: Path) -> None:
-    processes, rounds = 32, 20
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["atoll.exchange.leases", "s3fs"])
-    start = context.Barrier(processes)
-    settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    arguments = [(f"{bucket}/race", who, rounds, start, settings, str(tmp_path)) for who in range(processes)]
-    started = [context.Process(target=taker, args=each, daemon=True) for each in arguments]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(1800)
-        assert process.exitcode == 0
-    won = [json.loads((tmp_path / f"{who}.json").read_text()) for who in range(processes)]
-    assert [sum(of_round) for of_round in zip(*won, strict=True)] == [1] * rounds, "one holder each"

@@ -1,71 +1,8 @@
-"""A newcomer with a folder of photographs: every command of docs/tutorial.md, taken from the page, one by one.
-
-What stood in a newcomer's way once, and the tests that keep it out (without a folder: here):
-
- 1 a router too large for the machine, without recipes, meanings or accuracy
-      test_first_mile_run.py::test_the_router_of_a_small_run_stays_small_and_says_how_good_it_is
-      planning/test_recipes.py::test_every_recipe_suits_every_latent_and_its_router_is_cheaper
-      cli/test_settings.py::test_every_setting_of_every_recipe_has_a_meaning
- 2 late data that led nowhere
-      test_docs.py::test_the_story_of_late_data_goes_as_it_is_told
-      ensemble/test_status.py::test_late_data_is_led_from_one_command_to_the_next
- 3 classes without their names
-      test_a_newcomer_by_class_folders
-      data/test_classes.py::test_a_prompt_finds_its_class
- 4 plans that ignore what was set, sizes and machines that suit nobody
-      planning/test_islands.py::test_a_budget_that_is_cut_takes_warm_up_and_average_with_it
-      planning/test_islands.py::test_what_is_set_is_honored_or_refused_with_islands
-      planning/test_islands.py::test_clusters_are_shared_by_strength_and_each_island_has_one_first
-      planning/test_islands.py::test_machines_as_people_write_them
-      planning/test_islands.py::test_every_machine_is_named_in_the_help
-      planning/test_recipes.py::test_no_xl_for_465_images
-      test_first_mile_run.py::test_a_large_card_trains_no_large_network_on_few_images
-      test_first_mile_run.py::test_a_run_is_sized_to_data_machine_and_hours
- 5 Ctrl-C that looks like success
-      cli/test_interrupt.py::test_one_line_and_exit_code_130
-      cli/test_interrupt.py::test_ctrl_c_in_a_terminal_goes_to_all_processes_and_one_answers
- 6 training in silence
-      cli/test_progress.py::test_the_log_has_losses_and_rate
-      cli/test_progress.py::test_a_real_run_shows_a_bar_in_a_terminal_and_one_line_elsewhere
-      cli/test_progress.py::test_without_a_terminal_long_work_prints_a_line_now_and_then
- 7 Python that surprises
-      test_model.py::test_prompts_as_people_write_them
-      test_model.py::test_mistakes_are_named
-      test_model.py::test_a_device_that_is_not_there_is_named
-      test_model.py::test_a_wrong_device_is_one_line
-      test_model.py::test_what_the_package_offers_is_seen
-      test_model.py::test_a_model_says_what_it_is_in_a_line
-      test_demo.py::test_a_mistake_is_one_clear_line_and_exit_code_2
- 8 one refused expert that keeps the others out, and no way to train it longer
-      test_an_unfinished_or_refused_expert_keeps_no_other_out
-      exchange/test_renew.py::test_an_order_is_given_out_again_to_train_its_expert_on
- 9 reports that say what is not so
-      evaluation/test_report.py::test_warm_starts_are_named
-      evaluation/test_report.py::test_what_nearness_means_depends_on_how_good_the_images_are
-      evaluation/test_report.py::test_experts_that_never_met_are_called_that
-      evaluation/test_report.py::test_a_column_without_a_number_is_left_out
-10 messages that lead astray
-      test_another_clusters_data_is_called_that
-      cli/test_settings.py::test_a_wrong_setting_is_one_line_with_the_near_ones
-      artifacts/test_artifact.py::test_a_difference_at_the_end_of_two_long_texts_is_seen
-      test_an_unfinished_or_refused_expert_keeps_no_other_out
-      ensemble/test_status.py::test_what_is_no_run_is_told_so
-11 partitions that tell nothing, and a default that refuses
-      partition/test_partition.py::test_words_of_every_caption_set_no_cluster_apart_however_long_captions_are
-      partition/test_partition.py::test_a_cluster_is_told_by_its_classes
-      test_the_best_balance_there_is_unless_somebody_insists
-12 samples that cannot be added to, missing experts, no word on prompts, slow evaluation, a machine's name sent along
-      test_demo.py::test_a_folder_of_samples_grows
-      ensemble/test_load.py::test_it_paints_on_and_says_so
-      test_data_without_captions_and_labels_says_so
-      test_a_newcomer_by_class_folders
-      exchange/test_join.py::test_join_trains_signs_and_sends_and_says_when_there_is_nothing_left
-"""
+"""A newcomer with a folder of photographs: every command of docs/tutorial.md, taken from the page, one by one."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from contextlib import chdir
 from pathlib import Path
@@ -78,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 import atoll as package
 from atoll.artifacts import Artifact
 from atoll.cli import main
-from pages import DOCS, ROOT, blocks, commands
+from pages import DOCS, blocks, commands
 from photographs import CLASSES, write_photographs
 
 TUTORIAL = DOCS / "tutorial.md"
@@ -114,21 +51,6 @@ def newcomer(folder: Path, *, captions: bool, short: bool) -> Path:
             words += ["--until", "plan"] if words[0] == "run" else []  # test_first_mile_run.py carries one to its end
             main(quick(words) if short else words)
     return folder / "runs" / "photos"
-
-
-def test_every_test_of_the_list_above_is_there() -> None:
-    assert __doc__ is not None
-    points, last = {}, 0
-    for line in __doc__.splitlines():
-        if line[:2].strip().isdecimal():
-            last = int(line[:2])
-        elif line.startswith("      "):
-            points.setdefault(last, []).append(line.strip())
-    assert sorted(points) == list(range(1, 13))
-    for name in (name for names in points.values() for name in names):
-        file, _, test = name.rpartition("::")
-        content = (ROOT / "tests" / (file or "test_first_mile.py")).read_text()
-        assert re.search(rf"^def {test}\(", content, re.MULTILINE), name
 
 
 def test_a_newcomer_by_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

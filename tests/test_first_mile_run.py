@@ -95,14 +95,6 @@ def test_workers_sample_on_as_many_cores_as_there_are_batches_and_memory_for() -
     assert [sampling_workers(evaluation, 16, memory, 1.4) for memory in (0.5, 4.5, 64.0)] == [1, 2, 3]
 
 
-def test_folders_are_classes_unless_images_lie_beside_them(photos: Path, tmp_path: Path) -> None:
-    assert open_source(str(photos)).class_folders == tuple(sorted(MORE_CLASSES))
-    mixed = tmp_path / "mixed"
-    write_photographs(mixed, CLASSES[:2], per_class=2)
-    shutil.copy(next(mixed.rglob("*.jpg")), mixed / "loose.jpg")
-    assert open_source(str(mixed)).class_folders == ()
-
-
 def test_run_toml_is_written_once_and_reads_back_the_same(photos: Path, tmp_path: Path) -> None:
     origin = open_source(str(photos))
     settings = size_run(origin, Asked(hours=0.5), TWO_CORES)

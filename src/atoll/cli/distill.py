@@ -15,7 +15,7 @@ from ..ensemble.routes import parse_route
 from ..ensemble.versions import clean_run
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
-from .options import CheckpointSeconds, Device, Memory, Settings, Tensorboard, existing_file, with_settings
+from .options import CheckpointSeconds, Device, Memory, Settings, Tensorboard, WorkFolder, existing_file, with_settings
 from .progress import console, progress
 
 Prompts = Annotated[
@@ -27,7 +27,7 @@ Prompts = Annotated[
 def distill(
     run: Annotated[str, typer.Argument(help="Run whose experts are the teachers.")],
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the student; work in progress is in its state/.")],
+    out: WorkFolder,
     objective: Annotated[str | None, typer.Option(help="flow, ddpm or v, whatever the teachers have.")] = None,
     settings: Settings,
     from_samples: Annotated[
@@ -55,8 +55,6 @@ def distill(
       atoll distill runs/demo --out student --from-samples --prompts prompts.txt
       atoll sample student --prompt "a handwritten three"
     """
-    if "://" in str(out) or out.is_file():
-        raise UserError(f"--out {out}: give a local folder")
     learned, route = settings.without("execution"), settings.changes.get("route")
     if not from_samples and (prompts is not None or route is not None):
         raise UserError(

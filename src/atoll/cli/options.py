@@ -36,6 +36,12 @@ def existing_file(text: str) -> Path:
     return path
 
 
+def local_folder(text: str) -> Path:
+    if "://" in text or Path(text).is_file():
+        raise UserError(f"--out {text}: give a local folder; send the finished one where it belongs")
+    return Path(text)
+
+
 def load(paths: list[str]) -> list[str]:
     load_plugins(dict.fromkeys(paths, None))
     return paths
@@ -47,6 +53,12 @@ Devices = Annotated[str | None, typer.Option(help="As --device of train, or seve
 Memory = Annotated[str | None, typer.Option(help="GPU memory to stay within: 24GB. (default: what is free)")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: one per core]", min=1)]
 Weights = Annotated[str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images.")]
+WorkFolder = Annotated[
+    Path,
+    typer.Option(
+        "--out", help="Folder to write; work in progress is in its state/.", parser=local_folder, metavar="<folder>"
+    ),
+]
 CheckpointSeconds = Annotated[float | None, typer.Option(help="Time between checkpoints. (default: 60 or more)")]
 Tensorboard = Annotated[str | None, typer.Option(help="Folder for TensorBoard: loss, validation loss, images/s.")]
 Engine = Annotated[str, typer.Option(help="local, or ray: machines that share the folders.")]
@@ -197,20 +209,19 @@ def near_names(error: ValidationError, known: Sequence[str]) -> str | None:
     if first["type"] == "missing":  # `objectives.flw.kind` begins a table that has nothing else
         wrong = wrong.rpartition(".")[0]
         known = sorted({name.rpartition(".")[0] for name in known} - {wrong, ""})
-        if wrong in known or any(name.startswith(f"{wrong}.") for name in known):
+        if any(name.startswith(wrong) for name in known):
             return None
     elif first["type"] not in ("extra_forbidden", "unexpected_keyword_argument"):
         return None
     elif isinstance(first.get("input"), Mapping):  # the whole table is unknown: `trunk.width` is meant by its end
         wrong = next((f"{wrong}.{below}" for below, _ in names_in(first["input"])), wrong)
-    ends = get_close_matches(wrong.rpartition(".")[2], {name.rpartition(".")[2] for name in known}, cutoff=0.7)
+    table, _, last = wrong.rpartition(".")
+    ends = get_close_matches(last, {name.rpartition(".")[2] for name in known}, cutoff=0.7)
     alike = get_close_matches(wrong, known, cutoff=0.7) + [name for name in known if name.rpartition(".")[2] in ends]
     if alike:
         return f"did you mean {' or '.join(list(dict.fromkeys(alike))[:4])}?"
-    table = wrong.rpartition(".")[0]
     there = [name for name in known if table and name.rpartition(".")[0] == table]
-    top = dict.fromkeys(name if "." not in name else f"{name.partition('.')[0]}.*" for name in known)
-    return f"there are {', '.join(there or top)}"
+    return f"there are {', '.join(there or dict.fromkeys(re.sub(r'[.].*', '.*', name) for name in known))}"
 
 
 def known_names(settings: Any) -> list[str]:

@@ -15,7 +15,7 @@ from ..islands.launch import over_all, places_for, run_islands, several
 from ..training.execution import Execution
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
-from .options import CheckpointSeconds, Device, Memory, Quiet, Settings, Tensorboard, with_settings
+from .options import CheckpointSeconds, Device, Memory, Quiet, Settings, Tensorboard, WorkFolder, with_settings
 from .progress import console, print_line, progress
 
 
@@ -23,7 +23,7 @@ from .progress import console, print_line, progress
 def train(
     orders: Annotated[list[str], typer.Argument(help="Order file or URL, or several of them.")],
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the expert; of several orders, for all of them.")],
+    out: WorkFolder,
     data: Annotated[str | None, typer.Option(help="Folder with the shards (default: the order's own run).")] = None,
     init: Annotated[str | None, typer.Option(help="Begin from the weights of this expert.")] = None,
     device: Device = None,
@@ -57,8 +57,6 @@ def train(
       torchrun --standalone --nproc-per-node 4 -m atoll train 03.json --out it
     """
     settings.show(settings.over(Execution()), "how to compute; none: chosen on the machine")
-    if "://" in str(out) or out.is_file():
-        raise UserError(f"--out {out}: give a local folder; send the finished one where it belongs")
     if len(orders) > 1:
         for option, value in {"--init": init, "--tensorboard": tensorboard, "--key": key}.items():
             if value is not None:

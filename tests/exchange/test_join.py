@@ -335,7 +335,7 @@ def test_an_order_that_is_not_the_organizers_is_not_trained(what: str, planned: 
 def test_what_an_order_only_names_is_neither_fetched_nor_loaded(
     encoder: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Captions kept as text, and a stranger's word for what reads them: one line, before anything is asked for."""
+    """Captions kept as text, and an encoder that the order only names: one line, before anything is fetched."""
     from atoll.models import pretrained, text_encoders
 
     def asked(*words: object) -> None:
@@ -357,7 +357,7 @@ def test_what_an_order_only_names_is_neither_fetched_nor_loaded(
     check_text_encoder(order, Store.at(published))
 
 
-def test_a_card_from_a_stranger_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_card_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing is published here"):
         Joining(Store.at(tmp_path), tmp_path / "mine")
     for text in ("[" * 100_000, "{}", '{"orders": [{"path": "../../etc/passwd"}]}', "\x1b[2J"):

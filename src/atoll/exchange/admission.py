@@ -223,5 +223,5 @@ def copy_expert(source: Artifact, place: Store) -> None:
 
 
 def write_judgement(c: Candidate, place: Store) -> None:
-    """What was measured; unlisted, since it holds draws that nobody can repeat."""
+    """What was measured; unlisted, since its draws cannot be repeated."""
     place.write(JUDGEMENT, json.dumps(c.measured, indent=2).encode() + b"\n")

@@ -145,7 +145,7 @@ class Measurement:
 
 @contextmanager
 def as_refusal(place: str) -> Iterator[None]:
-    """Errors about the contribution, told of a place of ours, as refusals that leave the place out."""
+    """Turn an error about the copy into a refusal that does not name the place of the copy."""
     try:
         yield
     except Refused:

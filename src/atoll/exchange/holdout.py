@@ -2,7 +2,7 @@
 
 There are two measurements. The recorded validation loss is taken at fixed times and noise, so that anyone who has the
 data can repeat it. The judged errors are taken at rows, times and noise that follow from a seed made for one admission,
-which nobody can know before. They are taken with the condition and without it, up to t = 1 and in every band of t by
+which are unknown before. They are taken with the condition and without it, up to t = 1 and in every band of t by
 itself: an expert that is good on average may return garbage where few times lie.
 """
 

@@ -117,7 +117,7 @@ class Joining:
         try:
             return self.place.read(ORGANIZERS, 2**20).decode()
         except (FileNotFoundError, UnicodeError) as error:
-            raise UserError(f"{self.place}/{ORGANIZERS}: is no list of keys; ask whoever published it") from error
+            raise UserError(f"{self.place}/{ORGANIZERS}: is no list of keys; ask the organizer") from error
 
     def write_joined(self, **changed: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ class Joining:
             init = Artifact.open(self.place.child(order.init.path), KIND)
             size = sum(entry.bytes for entry in init.manifest.files.values())
             if size > sum(largest_files(order.architecture, AdmissionThresholds()).values()):
-                raise UserError(f"{init.store}: is larger than its network; ask whoever published it")
+                raise UserError(f"{init.store}: is larger than its network; ask the organizer")
         if not self.place.is_local:
             left, cache = listed.bytes, cache_folder()
             there = next(place for place in (cache, *cache.absolute().parents) if place.exists())

@@ -199,7 +199,7 @@ def find_card(place: Store) -> PublishedCard | None:
     try:
         return PublishedCard.model_validate_json(data)
     except ValidationError as error:
-        raise UserError(f"{place}/{CARD}: cannot be read ({explain(error)}); ask whoever published it") from error
+        raise UserError(f"{place}/{CARD}: cannot be read ({explain(error)}); ask the organizer") from error
 
 
 def open_card(place: Store) -> PublishedCard:
@@ -213,7 +213,7 @@ def check_order(place: Store, listed: PublishedOrder, organizers: bytes | None) 
     """An order as the card names it, signed by an organizer if there are any."""
     order, _ = read_order(f"{place}/{listed.path}")
     if order.digest() != listed.digest or order.name != listed.order:
-        raise UserError(f"{place}/{listed.path}: is not the order that {CARD} names; ask whoever published it")
+        raise UserError(f"{place}/{listed.path}: is not the order that {CARD} names; ask the organizer")
     if organizers is not None:
         try:
             signature = place.read(f"{listed.path}.sig", MOST_SIGNATURE)

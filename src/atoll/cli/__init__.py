@@ -17,8 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
-from ..artifacts import AtollWarning, UserError, suggest
-from ..artifacts.credentials import credentials_missing
+from ..artifacts import AtollWarning, UserError, storage_problem, suggest
 
 # command -> (who uses it, what it does); its module and function have its name
 COMMANDS = {
@@ -106,16 +105,17 @@ def main(arguments: list[str] | None = None) -> None:
         fail(f"{error.format_message()} (see `atoll {name} --help`)", 2)  # type: ignore[attr-defined]
     except ImportError as error:
         fail(f"{name}: {missing_package(error)}", 2)
-    except OSError as error:
-        fail(explain_os_error(error), 2)
     except Exception as error:
         from ..training.stopping import StopRequested
 
         if isinstance(error, StopRequested):
             fail(str(error), 130)
-        if (missing := credentials_missing(error)) is None:
+        if (problem := storage_problem(error)) is not None:
+            place = getattr(error, "filename", None) or ", ".join(a for a in arguments if "://" in a) or name
+            fail(f"{place}: {problem}", 2)
+        if not isinstance(error, OSError):
             raise
-        fail(f"{', '.join(a for a in arguments if '://' in a) or name}: {missing}", 2)
+        fail(explain_os_error(error), 2)
 
 
 @contextmanager

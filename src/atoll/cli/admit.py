@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import UserError
-from ..ensemble.versions import clean_run
+from ..artifacts import Store, UserError
 from ..exchange.admission import Admission
 from ..exchange.admission import admit as admit_one
 from ..exchange.inbox import Quota, QuotaExceeded, inbox_of
@@ -44,7 +43,7 @@ def admit(
       atoll admit --inbox --out runs/flowers
       atoll admit s3://bucket/inbox/carol/03 --out runs/flowers --device cuda
     """
-    run = clean_run(out)
+    run = Store.at(out)
     places = list(contributions or ())
     quota = None
     if inbox or inbox_at is not None:

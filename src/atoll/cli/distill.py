@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import UserError, find
+from ..artifacts import Store, UserError, find
 from ..distill.plan import DistillPlan, student_plan
 from ..distill.stage import Teachers
 from ..distill.stage import distill as run_distillation
 from ..ensemble.routes import parse_route
-from ..ensemble.versions import clean_run
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
 from .options import CheckpointSeconds, Device, Memory, Settings, Tensorboard, WorkFolder, existing_file, with_settings
@@ -62,7 +61,7 @@ def distill(
         )
     if route is not None:
         parse_route(route)
-    place = clean_run(run)
+    place = Store.at(run)
     base = student_plan(Teachers.of(place).orders, objective=objective, seed=seed)
     plan = learned.over(base)
     sampled = (

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..artifacts import Store, UserError
 from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
 from ..ensemble.signatures import begin_signing
-from ..ensemble.versions import FOLDER, History, Version, clean_run, file_name, is_whole, no_ensemble, warn_if_stale
+from ..ensemble.versions import FOLDER, History, Version, file_name, is_whole, no_ensemble, warn_if_stale
 from .progress import console
 from .tables import plain
 
@@ -50,7 +50,7 @@ def ensemble(
         raise UserError(f"{' and '.join(given)}: one change at a time; each is a version of its own")
     if number is not None and given and not rollback:
         raise UserError(f"{given[0]}: changes the newest version; leave out {number}")
-    place = clean_run(run) if given else Store.at(run)
+    place = Store.at(run)
     if given:
         before = History.of(place).newest
         if use is not None:

@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 import typer
 
-from ..artifacts import Artifact, Store, UserError, remove_stale
+from ..artifacts import Artifact, Store, UserError
 from ..ensemble.checks import check_spaces
 from ..ensemble.routes import parse_route
-from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference
+from ..ensemble.versions import Version, open_ensemble, open_reference
 from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms, student_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
@@ -69,11 +69,9 @@ def evaluate(
         parse_route(name)
     for name in features:
         extractor_id(name)  # refuse what is not there before anything is sampled
-    place, results = clean_run(run), Store.at(out or run)
+    place, results = Store.at(run), Store.at(out or run)
     if not results.is_local:
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
-    remove_stale(results.path, deep=False)
-    remove_stale(results.path / "samples")
     version = open_ensemble(place)
     students = students_of(student, version)
     arms = [arm for one in (None, *router) for arm in arms_for(route, guidance, router=one, sampling=sampling)]

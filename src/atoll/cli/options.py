@@ -20,7 +20,7 @@ import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from rich.table import Table
 
-from ..artifacts import UserError, complaints_of, explain
+from ..artifacts import UserError, explain
 from ..plugins import load_plugins
 from ..training.recipe import Training
 from .progress import console
@@ -204,8 +204,10 @@ def about(model: Any) -> dict[str, tuple[Any, str]]:
 
 def near_names(error: ValidationError, known: Sequence[str]) -> str | None:
     """For a name that does not exist, those that may be meant: `did you mean training.batch?`"""
-    first = complaints_of(error)[0]
-    wrong = ".".join(map(str, first["loc"]))
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    # without the class of a union, such as logit-normal in objective.density.logit-normal.mean
+    wrong = ".".join(part for n, part in enumerate(place) if f"{'.'.join(place[:n])}.name" not in known)
     if first["type"] == "missing":  # `objectives.flw.kind` begins a table that has nothing else
         wrong = wrong.rpartition(".")[0]
         known = sorted({name.rpartition(".")[0] for name in known} - {wrong, ""})

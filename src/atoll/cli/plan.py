@@ -12,7 +12,7 @@ from rich.table import Table
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import check_plan
 from ..ensemble.status import artifacts_in
-from ..ensemble.versions import Version, clean_run, find_ensemble, place_of
+from ..ensemble.versions import Version, find_ensemble, place_of
 from ..islands.order import read_order
 from ..planning import reissue as again
 from ..planning.islands import read_islands
@@ -90,14 +90,14 @@ def plan(
         refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
         store = Store.at(data)
         is_data = (artifact := find(store)) is not None and artifact.manifest.kind == "data"
-        run = clean_run(store.parent if is_data else store)
+        run = store.parent if is_data else store
         run.check_creates()
         known = accepted(run)
         orders, version = again.reissue(run, reissue, where, changes)
         report(orders, version, orders.digest in known)
         return
     origin = Artifact.open(data, "data")
-    run = clean_run(origin.store.parent)
+    run = origin.store.parent
     cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
     check_plan(run, origin, cut)  # before anything is written
     if onto is not None:

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Store, UserError
-from ..ensemble.versions import clean_run
 from ..exchange.published import LEASE_SECONDS, MOST_LEASES, policy
 from ..exchange.published import publish as publish_run
 from .progress import console, progress
@@ -46,7 +45,7 @@ def publish(
     """
     if lease_hours <= 0:
         raise UserError(f"--lease-hours {lease_hours}: use a positive number")
-    here, there = clean_run(run), Store.at(url)
+    here, there = Store.at(run), Store.at(url)
     if here.url == there.url:
         raise UserError(f"{url}: is the run itself, with its holdout; give another place")
     with progress() as display:

@@ -11,7 +11,7 @@ import typer
 from ..artifacts import Artifact, Store, UserError, find
 from ..ensemble.changes import register_router
 from ..ensemble.checks import Checks
-from ..ensemble.versions import Version, clean_run, open_ensemble, open_reference, place_of
+from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
 from ..islands.order import Order
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
@@ -49,7 +49,7 @@ def router(
       atoll router runs/flowers --set training.images=500k --set network.trunk.width=256
       atoll router runs/flowers --blind --out runs/flowers/router-blind
     """
-    place = clean_run(run)
+    place = Store.at(run)
     version = open_ensemble(place)
     data = open_reference(place, version.data, "data")
     partition = open_reference(place, version.partition, "partition")

@@ -14,7 +14,7 @@ from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.prepare import check_apart, check_device
 from ..data.sources import Source, SourceConfig, is_built_in, open_source
 from ..ensemble.status import goes_on, holds_run, shell
-from ..ensemble.versions import clean_run, open_ensemble
+from ..ensemble.versions import open_ensemble
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
 from ..pipeline.sizing import FEW_IMAGES, forecast, measure_pace, size_run
 from ..pipeline.stages import STAGES, run_pipeline
@@ -94,7 +94,7 @@ def run(
 
 def place_for(out: str, source: str | None = None) -> Store:
     """The folder of a run on this machine, outside its source: a new one, an empty one, or a run already."""
-    place = clean_run(out)
+    place = Store.at(out)
     if not place.is_local:
         raise UserError(f"--out {out}: experts are trained on this machine; give a local folder")
     if place.path.is_file():

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ..artifacts import UserError, raise_if_disk_full
+from ..artifacts import UserError, storage_errors
 from ..islands.expert import Expert, ExpertCard
 from ..models.dit import NORM_EPS, DiTConfig
 from ..process import EDM
@@ -112,11 +111,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        os.replace(partial, out)
-    except (OSError, SafetensorError) as error:
-        raise_if_disk_full(error, str(out))
-        raise
+        with storage_errors(str(out)):
+            partial.mkdir(parents=True)
+            yield partial
+            os.replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

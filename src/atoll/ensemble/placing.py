@@ -56,8 +56,8 @@ class OpenedExpert:
 def open_expert(place: str | Path | Store) -> OpenedExpert:
     artifact = Artifact.open(place, KIND)
     card = read_expert_card(artifact)
-    path, entry = artifact.unread(WEIGHTS)
-    return OpenedExpert(card, artifact.digest, open_weights(path, entry.sha256, card.architecture))
+    path, sha256 = artifact.file(WEIGHTS, verify=False), artifact.manifest.files[WEIGHTS].sha256
+    return OpenedExpert(card, artifact.digest, open_weights(path, sha256, card.architecture))
 
 
 class Placed:

@@ -29,7 +29,6 @@ from ..artifacts import (
     canonical_json,
     explain,
     find,
-    remove_stale,
     sanitize,
     sha256_bytes,
 )
@@ -99,7 +98,7 @@ class Version(BaseModel):
     latent: LatentConfig
     text: TextConfig | None = None
     class_names: tuple[str, ...] | None = Field(None, description="of the data's labels, by number, where it has names")
-    reference: AnySchedule = LinearFlow()
+    reference: AnySchedule = Field(LinearFlow(), discriminator="name")
     route: str = Field(DEFAULT_ROUTE, max_length=40)
     experts: tuple[Member, ...] = Field((), max_length=MOST_EXPERTS, description="by cluster, then by digest")
     router: Reference | None = None
@@ -313,14 +312,6 @@ def no_ensemble(run: Store) -> str:
     if not run.exists():
         return f"{run}: does not exist; check the path, or make a run with `atoll demo`"
     return f"{run}: holds no model yet (no {FOLDER}/{file_name(1)}); check the path, or plan one with `atoll plan`"
-
-
-def clean_run(place: str | Store) -> Store:
-    """The run at a place, without what killed processes have left in it."""
-    run = Store.at(place)
-    if run.is_local and run.exists(FOLDER):  # any other folder may be somebody's home
-        remove_stale(run.path)
-    return run
 
 
 def reference_to(run: Store, artifact: Artifact) -> Reference:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..artifacts import UserError, verify_file
-from ..artifacts.known_digests import Seen, known_digest, remember_digest
+from ..artifacts.digest import file_state, known_digests, remember_digest
 from ..models.dit import DiT, DiTConfig
 from ..models.int8 import CODES, SCALE, quantised, to_int8
 from ..models.shapes import as_shapes
@@ -107,7 +107,8 @@ class WeightsFile:
     def read_into(self, layout: Layout, memory: Tensor) -> None:
         """Fill memory, uint8 [layout.nbytes] on any device, and refuse a file that is not what it must be."""
         assert layout.architecture == self.architecture
-        seen, known = Seen.of(self.path), known_digest(self.path)
+        state = file_state(self.path)
+        known = known_digests.get(state)
         digest = hashlib.sha256() if known is None else None
         filled = Filling(layout, memory, max(end - begin for begin, end in self.spans.values()))
         try:
@@ -129,7 +130,7 @@ class WeightsFile:
             raise UserError(
                 f"{self.path}: corrupt, sha256 is {found[:12]} but the manifest says {self.sha256[:12]}; copy it again"
             )
-        remember_digest(self.path, found, seen)
+        remember_digest(state, found)
         if (bad := filled.not_finite()) is not None:
             raise UserError(f"{self.path}: weight {bad} holds values that are not finite; ask for another file")
 

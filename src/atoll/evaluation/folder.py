@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ..artifacts import Artifact, UserError, file_lock, find, remove_stale, write_atomic
+from ..artifacts import Artifact, UserError, file_lock, find, write_atomic
 from ..model import Model, to_pil
 from .samples import KIND, SampleSettings, read_samples, settled, write_samples
 from .sheet import painted_sheet, rows_by_prompt
@@ -50,8 +50,6 @@ def add_samples(
     model.guided_condition(settings.prompts, settings.negative_prompt, settings.sampling)  # refused before it is begun
     wanted, calls = settings.model_dump(mode="json"), out / CALLS
     with file_lock(calls):
-        remove_stale(calls)
-        remove_stale(out, deep=False)
         there = [Artifact.open(calls / name, KIND) for name in call_names(calls)]
         known = [c for c in there if (c.config["settings"], c.manifest.parents.get("model")) == (wanted, model.digest)]
         if not known:

@@ -17,8 +17,18 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..artifacts import DIGEST, MANIFEST, Artifact, Store, UserError, find, sanitize, write_atomic
-from ..artifacts.away import is_away, reaching
+from ..artifacts import (
+    DIGEST,
+    MANIFEST,
+    Artifact,
+    Store,
+    UserError,
+    find,
+    sanitize,
+    storage_errors,
+    storage_problem,
+    write_atomic,
+)
 from ..artifacts.signing import fingerprint
 from ..artifacts.store import cache_folder
 from ..islands.expert import KIND
@@ -34,7 +44,7 @@ from ..training.resources import Resources
 from .card_checks import largest_files
 from .inbox import INBOX
 from .leases import HOLDER, Lease, LeaseFile, Leases
-from .published import ORGANIZERS, PublishedOrder, check_order, open_card, put
+from .published import ORGANIZERS, PublishedOrder, check_order, open_card
 from .signed import SIGNATURE, sign_contribution
 from .thresholds import AdmissionThresholds
 
@@ -86,7 +96,7 @@ class Joining:
     joined: Joined = field(init=False)
 
     def __post_init__(self) -> None:
-        with reaching(self.place.url, "check the URL and the network, then run the same command again"):
+        with storage_errors(self.place.url):
             self.card = open_card(self.place)
             self.leases = Leases(self.place, self.card.lease_seconds, self.card.leases_per_key)
             self.names = [order.lease for order in self.card.orders]
@@ -182,7 +192,7 @@ class Joining:
     def run(self, wanted: str | None = None, watch: Watch | None = None) -> Sent:
         """Everything, or what is left of it."""
         try:
-            with reaching(self.place.url, "run the same command again"):
+            with storage_errors(self.place.url):
                 return self.take_part(wanted, watch)
         except PermissionError as error:
             if self.place.is_local or error.filename is not None:
@@ -239,7 +249,7 @@ class Joining:
         place = self.place.child(INBOX, self.joined.holder, f"{order.name}-{expert.digest[:12]}")
         if self.joined.sent != expert.digest:
             for name in [*expert.names(), *([SIGNATURE] if self.key is not None else []), MANIFEST]:
-                put(place, name, self.folder / "expert" / name)
+                place.upload(self.folder / "expert" / name, name)
             self.write_joined(sent=expert.digest)
         return place
 
@@ -282,7 +292,7 @@ class LeaseRenewal:
         try:
             kept = self.leases.renew(self.lease, file)
         except Exception as error:
-            if not is_away(error):
+            if storage_problem(error) is None:
                 raise
             return  # the next renewal is tried again
         if not kept:

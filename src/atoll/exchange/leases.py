@@ -120,8 +120,7 @@ class Leases:
                 "at a time; finish one, or wait until it expires"
             )
         epoch, file = 1 if lease is None else lease.epoch + 1, LeaseFile(holder=holder)
-        # the organizer has checked that the store creates only what is absent; contributors may not write the test file
-        created = self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes(), asked=False)
+        created = self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes())
         return Lease(order, epoch, file, 0.0) if created else None
 
     def renew(self, lease: Lease, file: LeaseFile) -> bool:

@@ -133,7 +133,7 @@ def upload(run: Store, place: Store, card: PublishedCard, files: dict[str, str],
     for done, path in enumerate(sorted(files)):
         progress("publishing", done, len(files))
         if path not in known:
-            put(place, path, local_copy(run, path, files[path]))
+            place.upload(local_copy(run, path, files[path]), path)
             known[path] = files[path]
         if time.monotonic() - saved > SAVE_SECONDS:
             write_card(place, card.model_copy(update={"files": known}))
@@ -181,13 +181,6 @@ def order_statement(order: Order) -> bytes:
 
 def local_copy(run: Store, path: str, digest: str) -> Path:
     return run.path / path if run.is_local else run.download(path, digest)
-
-
-def put(place: Store, path: str, source: Path) -> None:
-    if place.is_local:
-        place.write(path, source.read_bytes())
-    else:
-        place.upload(source, path)
 
 
 def find_card(place: Store) -> PublishedCard | None:

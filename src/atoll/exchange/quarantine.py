@@ -18,13 +18,13 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..artifacts import MANIFEST, Manifest, Store, UserError, file_lock, sanitize, write_atomic
+from ..artifacts.store import working_folder
 
 FOLDER = "quarantine"
 CONTRIBUTION = "contribution"
@@ -42,7 +42,7 @@ class Refused(UserError):
 def read_manifest(source: Store) -> Manifest:
     """The manifest of a contribution, if it is a regular file of a reasonable size."""
     try:
-        with opened(source, MANIFEST) as stream:
+        with opened(source, MANIFEST, MOST_MANIFEST + 1) as stream:
             data = stream.read(MOST_MANIFEST + 1)
     except FileNotFoundError as error:
         raise UserError(
@@ -72,8 +72,7 @@ def quarantined(run: Store, name: str) -> Iterator[Path]:
 def local_folder(run: Store, name: str) -> Path:
     if run.is_local:
         return run.path / FOLDER / name
-    label = "".join(c if c.isalnum() else "-" for c in run.url)
-    return Path(tempfile.gettempdir()) / f"atoll-{FOLDER}-{label}" / name
+    return working_folder(run.child(FOLDER)) / name
 
 
 def copy_contribution(source: Store, manifest: Manifest, target: Path, most: Mapping[str, int]) -> None:
@@ -92,7 +91,7 @@ def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
     """Copy a file of exactly this size; the sha256 of the bytes that were written."""
     digest, seen = hashlib.sha256(), 0
     try:
-        with opened(source, name) as stream, target.open("xb") as copy:
+        with opened(source, name, size + 1) as stream, target.open("xb") as copy:
             while seen <= size and (part := stream.read(min(CHUNK, size + 1 - seen))):
                 digest.update(part)
                 copy.write(part)
@@ -106,10 +105,10 @@ def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
 
 
 @contextmanager
-def opened(source: Store, name: str) -> Iterator[BinaryIO]:
+def opened(source: Store, name: str, most: int) -> Iterator[BinaryIO]:
     """A regular file of a contribution, to be read: no link, pipe, device or folder."""
     if not source.is_local:
-        with source.opened(name) as stream:
+        with source.opened(name, most) as stream:
             yield stream
         return
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -31,7 +31,7 @@ def sign_contribution(folder: Path, key: str | Path) -> None:
 
 def read_signature(source: Store) -> bytes | None:
     try:
-        with opened(source, SIGNATURE) as stream:
+        with opened(source, SIGNATURE, MOST_SIGNATURE + 1) as stream:
             return stream.read(MOST_SIGNATURE + 1)
     except FileNotFoundError:
         return None

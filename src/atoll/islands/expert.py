@@ -42,7 +42,7 @@ class ExpertCard(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: Literal[1] = 1
     architecture: DiTConfig
-    schedule: AnySchedule
+    schedule: AnySchedule = Field(discriminator="name")
     kind: Kind
     bridge_limit: float | None = Field(100.0, gt=0, description="largest sigma/alpha asked of a noise-like kind")
     latent: LatentConfig

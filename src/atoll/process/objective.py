@@ -169,10 +169,19 @@ class Corruption:
 class Objective:
     """A schedule, the kind predicted on it, where in time to train, and how to weigh the error."""
 
-    schedule: AnySchedule = field(metadata={"help": "data to noise: linear-flow, cosine-vp, ddpm-betas, edm"})
+    # `name` tells the classes of a union apart; pydantic reads `discriminator`
+    schedule: AnySchedule = field(
+        metadata={"help": "data to noise: linear-flow, cosine-vp, ddpm-betas, edm", "discriminator": "name"}
+    )
     kind: Kind = field(metadata={"help": "what is predicted: x0, epsilon, velocity, v, score"})
-    density: TimeDensity = field(default=Uniform(), metadata={"help": "times to train: uniform, logit-normal, shifted"})
-    weighting: Weighting = field(default=Plain(), metadata={"help": "of the error over times: plain, min-snr, sigmoid"})
+    density: TimeDensity = field(
+        default=Uniform(),
+        metadata={"help": "times to train: uniform, logit-normal, shifted", "discriminator": "name"},
+    )
+    weighting: Weighting = field(
+        default=Plain(),
+        metadata={"help": "of the error over times: plain, min-snr, sigmoid", "discriminator": "name"},
+    )
 
     def times(self, u: Tensor) -> Tensor:
         """Training times [B] from uniform numbers in (0, 1), kept inside the schedule's band."""

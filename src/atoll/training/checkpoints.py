@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..artifacts import UserError, differences, explain, raise_if_disk_full, remove_unfinished, write_atomic
-from ..artifacts.store import fsync_path
+from ..artifacts import UserError, differences, explain, remove_unfinished, storage_errors, write_atomic
+from ..artifacts.files import fsync_path
 from .execution import Execution
 from .packing import Layout, pinned_bytes, unpin
 from .state import TrainingState
@@ -154,8 +154,8 @@ class Checkpoints:
             self._writer = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise_if_disk_full(failure, str(self.folder))
-            raise failure
+            with storage_errors(str(self.folder)):
+                raise failure
 
     def _write(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None, images: int, small: str) -> None:
         """In the thread: write under another name, flush, rename, and drop all but the newest two."""

@@ -22,9 +22,9 @@ from ..artifacts import (
     UserError,
     explain,
     finalize,
-    raise_if_disk_full,
     remove_unfinished,
     sanitize,
+    storage_errors,
     write_atomic,
 )
 from ..models.dit import DiTConfig
@@ -53,7 +53,7 @@ def write_result(
     remove_unfinished(folder)
     tensors = as_saved(weights)
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in metrics)
-    try:
+    with storage_errors(str(folder)):
         save_file(tensors, folder / WEIGHTS)
         files = {**texts, "metrics.jsonl": lines.encode()}
         for name, content in files.items():
@@ -61,9 +61,6 @@ def write_result(
         return finalize(
             folder, [WEIGHTS, *files], kind, config=config, parents=parents, license=license, provenance=provenance
         )
-    except (OSError, SafetensorError) as error:
-        raise_if_disk_full(error, str(folder))
-        raise
 
 
 def as_saved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

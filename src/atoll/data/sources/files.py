@@ -19,8 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from ...artifacts import UserError, sanitize
-from ...artifacts.credentials import credentials_missing
+from ...artifacts import UserError, sanitize, storage_problem
 
 WILDCARDS = re.compile(r"[*?[]")
 CHANGES = ("mtime", "ETag", "LastModified", "etag", "blob_id")  # what file systems have to show that a file changed
@@ -164,10 +163,9 @@ def with_retries(read: Callable[[], Result], place: str) -> Result:
             if denied and "://" not in place:
                 raise
             if denied or pause is None:  # an expired key denies every file that follows, not only this one
-                problem = (
-                    credentials_missing(error) or f"cannot be read ({type(error).__name__}: {sanitize(str(error))})"
-                )
-                raise UserError(f"source {place}: {problem}; run the same command again to resume") from error
+                why = f"{type(error).__name__}: {sanitize(str(error))}"
+                cannot = f"cannot be read ({why}); run the same command again to resume"
+                raise UserError(f"source {place}: {storage_problem(error) or cannot}") from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
 

@@ -58,23 +58,23 @@ def test_only_what_contributors_need_leaves_the_run(planned: Path, published: Pa
 def test_a_publication_that_was_stopped_resumes_and_deleted_files_are_published_again(
     planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    public, upload = Store.at(tmp_path / "public"), published_module.put
+    public, upload = Store.at(tmp_path / "public"), Store.upload
     sent: list[str] = []
 
-    def stopped(place: Store, name: str, source: Path) -> None:
+    def stopped(place: Store, source: Path, name: str) -> None:
         if len(sent) == 3:
             raise KeyboardInterrupt
         sent.append(name)
-        upload(place, name, source)
+        upload(place, source, name)
 
     monkeypatch.setattr(published_module, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(published_module, "put", stopped)
+    monkeypatch.setattr(Store, "upload", stopped)
     with pytest.raises(KeyboardInterrupt):
         publish(Store.at(planned), public)
     card = find_card(public)
     assert card is not None
     assert card.orders == ()
-    monkeypatch.setattr(published_module, "put", lambda *words: (sent.append(words[1]), upload(*words)))
+    monkeypatch.setattr(Store, "upload", lambda *words: (sent.append(words[2]), upload(*words)))
     card = publish(Store.at(planned), public)
     assert sorted(sent) == sorted(card.files), "each file once"
     lost = tmp_path / "public" / sent[0]

@@ -96,12 +96,12 @@ def test_a_size_that_does_not_fit_is_refused(run: Path) -> None:
 def test_eight_bit_moments_are_in_the_islands_file(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """XL/2 needs them on 8 GiB; whether the planner's machine has torchao makes no difference."""
-    shed = '{name = "shed", memory = 8, tflops = 40, hours = 900, size = "xl/2"%s}'
+    """XL/2 needs them on 10 GiB; whether the planner's machine has torchao makes no difference."""
+    shed = '{name = "shed", memory = 10, tflops = 40, hours = 900, size = "xl/2"%s}'
     digests = []
     for folder, installed in (("orders", None), ("again", object())):
         monkeypatch.setattr("atoll.training.memory.find_spec", lambda name, installed=installed: installed)
-        with pytest.raises(UserError, match=r"xl/2 does not fit into 8 GiB; .*eight_bit = true"):
+        with pytest.raises(UserError, match=r"xl/2 does not fit into 10 GiB; .*eight_bit = true"):
             plan_for(run, read_islands(islands_file(tmp_path, shed % "")))
         path = islands_file(tmp_path, shed % ", eight_bit = true")
         main(["plan", str(run / "data"), "--recipe", "small", "--islands", str(path), "--out", str(run / folder)])

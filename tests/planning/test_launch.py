@@ -50,7 +50,7 @@ def test_a_cloud_machine_gets_the_users_clone(run: Path, tmp_path: Path) -> None
         ("--launch skypilot --url s3://b/demo", "--launch skypilot: add --package with what a cloud machine installs"),
         ("--launch shell --package .", "--package .: only --launch skypilot installs atoll; leave it out"),
         ("--launch swarm", "--launch swarm: not known; use one of skypilot, slurm, shell"),
-        ("--url s3://b/demo", "--url: has no meaning without --launch"),
+        ("--url s3://b/demo", "--url: has no meaning with no --launch"),
     ],
 )
 def test_jobs_that_could_not_run_are_refused(

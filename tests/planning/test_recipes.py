@@ -74,7 +74,7 @@ def test_what_follows_from_a_change() -> None:
 def test_settings_are_shown_with_their_meaning(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "240")
     main(["plan", str(run / "data"), "--print-config", "--recipe", "tiny", "--images", "100k"])
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split()[0]: line for line in lines[2:] if line.strip()}

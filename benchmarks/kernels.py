@@ -11,7 +11,7 @@ the GPU takes no more work from this one:
   errors   every operator and its gradients against the plain formula in float64 at the XL/2 shape:
            |difference| / |truth|, beside the error that the plain formula makes in the same type
   shapes   errors again: other widths, odd lengths, float32
-  tiles    other ways to cut the work of each kernel (fused.TILES), as far as the seconds go
+  tiles    other ways to cut the work of each kernel (kernels.TILES), as far as the seconds go
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.models import dit, fused
+from atoll.kernels import block as fused_block
+from atoll.models import dit
 from atoll.models.dit import Block, DiTConfig
-from atoll.models.fused import block as fused_block
 
 EPS = 1e-6
 XL = {"images": 128, "tokens": 256, "width": 1152, "heads": 16, "text": 77}
@@ -90,42 +90,42 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
 
 OPERATORS = {
     "norm_modulate": Operator(
-        lambda h, shift, scale: fused.norm_modulate(h, shift, scale, EPS),
+        lambda h, shift, scale: kernels.norm_modulate(h, shift, scale, EPS),
         lambda h, shift, scale: dit.modulate(h, shift, scale, EPS),
         ("tokens", "vector", "vector"),
     ),
     "keep_and_norm": Operator(
-        lambda h, shift, scale: fused.keep_and_norm(h, shift, scale, EPS),
+        lambda h, shift, scale: kernels.keep_and_norm(h, shift, scale, EPS),
         lambda h, shift, scale: (h + 0.0, dit.modulate(h, shift, scale, EPS)),
         ("tokens", "vector", "vector"),
     ),
     "add_norm_modulate": Operator(
-        lambda h, branch, shift, scale, bias: fused.add_norm_modulate(h, branch, None, shift, scale, EPS, bias),
+        lambda h, branch, shift, scale, bias: kernels.add_norm_modulate(h, branch, None, shift, scale, EPS, bias),
         lambda h, branch, shift, scale, bias: add_modulate(h, None, holding(branch, bias), shift, scale),
         ("tokens", "tokens", "vector", "vector", "bias"),
     ),
     "add_norm_modulate, gated": Operator(
-        lambda h, branch, gate, shift, scale, bias: fused.add_norm_modulate(h, branch, gate, shift, scale, EPS, bias),
+        lambda h, branch, gate, shift, scale, bias: kernels.add_norm_modulate(h, branch, gate, shift, scale, EPS, bias),
         lambda h, branch, gate, shift, scale, bias: add_modulate(h, gate, holding(branch, bias), shift, scale),
         ("tokens", "tokens", "vector", "vector", "vector", "bias"),
     ),
     "gated_add": Operator(
-        fused.gated_add,
+        kernels.gated_add,
         lambda h, gate, branch, bias: dit.gated_add(h, gate, holding(branch, bias)),
         ("tokens", "vector", "tokens", "bias"),
     ),
     "self_attention": Operator(
-        fused.self_attention,
+        kernels.self_attention,
         lambda qkv, bias: plain_attention(*dit.split_heads(holding(qkv, bias).flatten(2), 3, qkv.shape[3]), None),
         ("qkv", "qkv bias"),
     ),
     "cross_attention": Operator(
-        lambda q, kv, q_bias, kv_bias: fused.cross_attention(q, kv, None, q_bias, kv_bias),
+        lambda q, kv, q_bias, kv_bias: kernels.cross_attention(q, kv, None, q_bias, kv_bias),
         lambda q, kv, q_bias, kv_bias: plain_cross_attention(holding(q, q_bias), holding(kv, kv_bias), None),
         ("q", "kv", "bias", "kv bias"),
     ),
     "cross_attention, masked": Operator(
-        fused.cross_attention,
+        kernels.cross_attention,
         lambda q, kv, mask, q_bias, kv_bias: plain_cross_attention(holding(q, q_bias), holding(kv, kv_bias), mask),
         ("q", "kv", "mask", "bias", "kv bias"),
     ),
@@ -180,7 +180,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     if arguments.here:
-        fused.Switch.on = True
+        kernels.Switch.on = True
         measure_parts(arguments)
         return
     if not arguments.go_on:
@@ -209,7 +209,7 @@ class Report:
         self.path, self.began, self.end = path, time.monotonic(), time.monotonic() + seconds
         self.found: dict[str, Any] = {
             "machine": {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__},
-            "tiles used": {name: vars(tile) for name, tile in {**fused.TILES, **fused.ATTENTION_TILES}.items()},
+            "tiles used": {name: vars(tile) for name, tile in {**kernels.TILES, **kernels.ATTENTION_TILES}.items()},
         }
         if path.exists():
             self.found = json.loads(path.read_text()) | self.found
@@ -238,11 +238,11 @@ class Report:
 
 @contextmanager
 def plain_formulas() -> Iterator[None]:
-    fused.Switch.on = False
+    kernels.Switch.on = False
     try:
         yield
     finally:
-        fused.Switch.on = True
+        kernels.Switch.on = True
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def shapes(report: Report) -> None:
 
 
 def keep_error(report: Report, name: str, shape: dict[str, int], dtype: torch.dtype) -> None:
-    if "attention" in name and not fused.fits(shape["tokens"], shape["text"], shape["width"] // shape["heads"]):
+    if "attention" in name and not kernels.fits(shape["tokens"], shape["text"], shape["width"] // shape["heads"]):
         return
     label = f"{name} {str(dtype).removeprefix('torch.')} " + " ".join(f"{k}={v}" for k, v in shape.items())
     report.measure("errors", label, lambda: error_of(OPERATORS[name], shape, dtype))
@@ -460,8 +460,8 @@ def median_ms(work: Callable[[], Any], repeats: int = 5, calls: int = 8) -> floa
 def tiles(report: Report) -> None:
     for label, shape in (("", XL), (", small", SMALL)):
         for used, choices, make in (
-            (fused.TILES, TILES, fused.Tile),
-            (fused.ATTENTION_TILES, ATTENTION_TILES, fused.AttentionTile),
+            (kernels.TILES, TILES, kernels.Tile),
+            (kernels.ATTENTION_TILES, ATTENTION_TILES, kernels.AttentionTile),
         ):
             for kernel, cuts in choices.items():
                 for cut, name in ((cut, name) for cut in cuts for name in USES[kernel]):

@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from atoll.ensemble import Mixture
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     Bridge,
     Condition,
@@ -37,6 +36,7 @@ from atoll.process import (
     Schedule,
     noisy,
 )
+from atoll.ensemble import Mixture
 from atoll.sampling import SOLVERS, GridPath, Sampling, generate
 from atoll.sampling.protocols import as_routed
 

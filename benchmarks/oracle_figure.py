@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 
+from atoll.diffusion import Bridge, CosineVP, Denoiser, Kind, LinearFlow
 from atoll.ensemble import Mixture
-from atoll.process import Bridge, CosineVP, Denoiser, Kind, LinearFlow
 from oracle import REFERENCE, WORLD, over_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))

@@ -37,18 +37,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll import kernels
 from atoll.artifacts.digest import sha256_file
 from atoll.data.dataset import LatentDataset
 from atoll.data.shards import write_shard
 from atoll.data.space import LatentConfig, TextConfig
+from atoll.diffusion import Kind, LinearFlow, LogitNormal, Objective
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
 from atoll.islands.train import expert_learner, shards_of, train
-from atoll.models import fused
 from atoll.models.accounting import account
 from atoll.models.dit import DiTConfig
 from atoll.models.presets import preset
-from atoll.process import Kind, LinearFlow, LogitNormal, Objective
 from atoll.training.execution import Execution, autocast
 from atoll.training.loop import Progress
 from atoll.training.machines import GIB, stay_within, this_gpu
@@ -324,7 +324,7 @@ def reserved() -> float:
 
 def measure_bare(order_place: Path, smoke: bool, *, plain: bool) -> dict[str, Any]:
     """Forward, backward and AdamW on one batch that stays on the card; the network, loss and kernels are train's."""
-    fused.Switch.on = not plain
+    kernels.Switch.on = not plain
     device = torch.device("cpu" if smoke else "cuda")
     learner, batch = learner_and_batch(order_place, device)
     execution = Execution(

@@ -42,9 +42,7 @@ from torch import Tensor, nn
 from atoll.convert.imported import ImportedNetwork
 from atoll.convert.warm_start import warm_start
 from atoll.data.stream import sample_order
-from atoll.models.dit import DiT, DiTConfig
-from atoll.models.tiny_autoencoder import TinyAutoencoder
-from atoll.process import (
+from atoll.diffusion import (
     Bridge,
     Condition,
     Corruption,
@@ -58,6 +56,8 @@ from atoll.process import (
     fixed_times,
     velocity_error,
 )
+from atoll.models.dit import DiT, DiTConfig
+from atoll.models.tiny_autoencoder import TinyAutoencoder
 from atoll.training.execution import Execution, autocast
 from atoll.training.loop import fit
 from atoll.training.packing import Batch

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from apple_device import APPLE, AppleDevice, NoFloat64
 from atoll.data.space import LatentConfig
-from atoll.ensemble.mixture import Mixture
-from atoll.ensemble.routes import parse_route
-from atoll.models.dit import DiT, DiTConfig
-from atoll.models.router import Router, RouterConfig
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     AnySchedule,
     Bridge,
@@ -35,7 +31,11 @@ from atoll.process import (
     velocity_error,
     widen,
 )
-from atoll.process.schedule import _ddpm_log_snr_on
+from atoll.diffusion.schedule import _ddpm_log_snr_on
+from atoll.ensemble.mixture import Mixture
+from atoll.ensemble.routes import parse_route
+from atoll.models.dit import DiT, DiTConfig
+from atoll.models.router import Router, RouterConfig
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.sampling import SOLVERS, GuidanceWeights, Sampling, generate
 from closed_form import ExactDenoiser, ExactRouter
@@ -54,7 +54,7 @@ EXPERTS: list[tuple[AnySchedule, Kind]] = [
 @pytest.fixture
 def apple(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """The stand-in, counted among the devices without float64."""
-    monkeypatch.setattr("atoll.process.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
+    monkeypatch.setattr("atoll.diffusion.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
     _ddpm_log_snr_on.cache_clear()
     with AppleDevice():
         yield APPLE

@@ -52,7 +52,7 @@ def imports_of(room: str) -> set[str]:
 
 def test_the_reader_sees_relative_absolute_and_lazy_imports(tmp_path: Path) -> None:
     assert "artifacts" in imports_of("islands")
-    assert rooms_imported_by(PACKAGE / "islands" / "order.py") >= {"artifacts", "data", "models", "process"}
+    assert rooms_imported_by(PACKAGE / "islands" / "order.py") >= {"artifacts", "data", "models", "diffusion"}
 
 
 def test_no_rooms_import_each_other() -> None:
@@ -62,7 +62,7 @@ def test_no_rooms_import_each_other() -> None:
     TopologicalSorter(walls).prepare()  # a CycleError names the rooms
 
 
-@pytest.mark.parametrize("room", ["islands", "training", "models", "process", "artifacts"])
+@pytest.mark.parametrize("room", ["islands", "training", "models", "diffusion", "artifacts"])
 def test_what_an_island_is_made_of_loads_nothing_of_an_organizers(room: str) -> None:
     """tests/test_installs.py runs an island without these; this says in which file one came in."""
     for file in (PACKAGE / room).rglob("*.py"):
@@ -77,14 +77,14 @@ def test_the_reader_of_heavy_imports_knows_a_lazy_one() -> None:
     assert "sklearn.metrics" not in modules_loaded_with(quality)
 
 
-@pytest.mark.parametrize("room", ["process", "artifacts"])
+@pytest.mark.parametrize("room", ["diffusion", "artifacts"])
 def test_the_foundations_import_nothing_of_ours(room: str) -> None:
     assert imports_of(room) == set()
 
 
 def test_process_imports_torch_only() -> None:
     allowed = {"torch", "math", "dataclasses", "typing", "enum", "functools", "collections", "contextlib", "__future__"}
-    for file in (PACKAGE / "process").glob("*.py"):
+    for file in (PACKAGE / "diffusion").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 assert {a.name.split(".")[0] for a in node.names} <= allowed, file
@@ -97,11 +97,11 @@ def test_islands_know_nothing_of_the_others() -> None:
 
 
 def test_sampling_sees_only_the_protocol() -> None:
-    assert imports_of("sampling") <= {"process", "artifacts"}
+    assert imports_of("sampling") <= {"diffusion", "artifacts"}
 
 
 def test_models_are_modules_only() -> None:
-    assert imports_of("models") <= {"process", "artifacts"}
+    assert imports_of("models") <= {"diffusion", "artifacts"}
 
 
 @pytest.mark.parametrize("room", [r for r in ROOMS if r != "cli"])

@@ -19,10 +19,10 @@ from torch import Tensor
 import atoll
 from atoll import Model, Sampling, StepInfo
 from atoll.artifacts import UserError
+from atoll.diffusion import Condition
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.mixture import Mixture
 from atoll.ensemble.placing import Placed, Placement, SingleExpert
-from atoll.process import Condition
 from atoll.sampling import GuidanceWeights, image_seeds
 from atoll.sampling.noise import initial_noise
 

@@ -17,10 +17,10 @@ from atoll.artifacts import UserError
 from atoll.cli import main
 from atoll.cli.options import Settings, described, known_names, merge, parse_setting, parse_value, with_settings
 from atoll.cli.progress import console
+from atoll.diffusion.objective import AnySchedule, Objective, TimeDensity, Weighting
 from atoll.models.dit import DiTConfig
 from atoll.models.router import RouterConfig
 from atoll.planning.recipes import DIGITS, RECIPES, PlanConfig, recipe
-from atoll.process.objective import AnySchedule, Objective, TimeDensity, Weighting
 from atoll.router.recipes import router_network, router_training
 from atoll.router.train import RouterPlan
 from atoll.training.recipe import Training

@@ -26,10 +26,10 @@ from atoll.convert.expert import Target, convert, own_spaces
 from atoll.convert.export import export
 from atoll.convert.source import Form, read_source
 from atoll.data.space import LatentConfig, TextConfig
+from atoll.diffusion import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, Objective, pair
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, ShardRef
 from atoll.models.dit import DiTConfig
-from atoll.process import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, Objective, pair
 from atoll.training.recipe import Training
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from atoll.artifacts import UserError
 from atoll.convert.layouts import Layout, export_weights, import_weights
 from atoll.convert.source import read_source
+from atoll.diffusion import Condition, Kind, LinearFlow
 from atoll.models.dit import DiTConfig
-from atoll.process import Condition, Kind, LinearFlow
 
 STEPS = torch.tensor([0.0, 1.0, 500.0, 998.0, 999.0])
 

@@ -25,6 +25,7 @@ from atoll.convert.model_card import model_card
 from atoll.convert.release import export_pipeline, read_release, to_pipeline
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
+from atoll.diffusion import CosineVP, DDPMBetas, Kind, LinearFlow
 from atoll.ensemble.load import Ensemble
 from atoll.ensemble.placing import Placed, Placement, SingleExpert, load_single_expert, open_expert
 from atoll.ensemble.versions import Member, Version
@@ -33,7 +34,6 @@ from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
-from atoll.process import CosineVP, DDPMBetas, Kind, LinearFlow
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.sampling import SOLVERS, GridPath, Sampling, parse_grid, step_noise
 from atoll.training.result import WEIGHTS

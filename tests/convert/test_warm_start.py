@@ -14,8 +14,8 @@ from atoll.convert.imported import ImportedNetwork
 from atoll.convert.layouts import import_weights
 from atoll.convert.time_conversion import keep_mean, reverse_time
 from atoll.convert.warm_start import FIT_TIMES, matched_time, warm_start
+from atoll.diffusion import Condition, DDPMBetas, Kind, LinearFlow
 from atoll.models.dit import DiT, DiTConfig, time_frequencies
-from atoll.process import Condition, DDPMBetas, Kind, LinearFlow
 
 CLASSIC = DiTConfig(
     latent=(4, SIDE, SIDE), patch=2, width=32, depth=3, heads=2, variant="adaln", condition="labels", classes=CLASSES

@@ -12,24 +12,7 @@ import torch
 
 from atoll.artifacts import Store
 from atoll.data.stream import sample_order
-from atoll.distill.lessons import (
-    TRAJECTORIES,
-    DataLessons,
-    OwnExperts,
-    Questions,
-    SampledLessons,
-    Trust,
-    corrected,
-    taught,
-    weight_of,
-)
-from atoll.distill.plan import DistillPlan, TrustIn, student_plan
-from atoll.distill.stage import Desk, Teachers, data_school, settled
-from atoll.ensemble.mixture import Denoisers, Mixture, Rows
-from atoll.ensemble.pool import ExpertPool
-from atoll.ensemble.versions import place_of
-from atoll.islands.expert import load_expert
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     Bridge,
     Condition,
@@ -47,6 +30,23 @@ from atoll.process import (
     noisy,
     tells_only,
 )
+from atoll.distill.lessons import (
+    TRAJECTORIES,
+    DataLessons,
+    OwnExperts,
+    Questions,
+    SampledLessons,
+    Trust,
+    corrected,
+    taught,
+    weight_of,
+)
+from atoll.distill.plan import DistillPlan, TrustIn, student_plan
+from atoll.distill.stage import Desk, Teachers, data_school, settled
+from atoll.ensemble.mixture import Denoisers, Mixture, Rows
+from atoll.ensemble.pool import ExpertPool
+from atoll.ensemble.versions import place_of
+from atoll.islands.expert import load_expert
 from atoll.training.machines import GIB
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources

@@ -7,9 +7,9 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
+from atoll.diffusion import CosineVP, Kind, LinearFlow, Objective
 from atoll.distill import posterior as module
 from atoll.distill.posterior import BLOCK_SIZE, SURE_DISTANCE, Behind, Blocks, mean_target, shift_to_mean
-from atoll.process import CosineVP, Kind, LinearFlow, Objective
 
 SHAPE = (2, 3, 1)
 FLOW = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY)

@@ -15,6 +15,7 @@ from atoll.artifacts import Artifact, ArtifactWriter, Store, UserError, canonica
 from atoll.cli import main
 from atoll.cli.options import Settings
 from atoll.data.space import LatentConfig
+from atoll.diffusion import EDM, CosineVP, Kind, LinearFlow, Objective
 from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share, usual_trajectories
 from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
 from atoll.distill.start import CHOSEN
@@ -25,7 +26,6 @@ from atoll.islands.expert import ExpertCard, all_licenses, load_expert, write_ex
 from atoll.model import load
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
-from atoll.process import EDM, CosineVP, Kind, LinearFlow, Objective
 from atoll.training.checkpoints import Checkpoints
 from atoll.training.execution import Execution
 from atoll.training.resources import Resources

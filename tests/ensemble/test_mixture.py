@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.ensemble import Denoisers, Full, Mixture, Threshold, TopK, parse_route
-from atoll.ensemble.mixture import rows_by_expert
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     Bridge,
     Condition,
@@ -20,6 +18,8 @@ from atoll.process import (
     Prediction,
     Schedule,
 )
+from atoll.ensemble import Denoisers, Full, Mixture, Threshold, TopK, parse_route
+from atoll.ensemble.mixture import rows_by_expert
 from atoll.sampling import ImageRoute, Route, Routed
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, covered, relative_error, states

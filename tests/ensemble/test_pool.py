@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from atoll.artifacts import UserError
+from atoll.diffusion import Condition
 from atoll.ensemble import Mixture, parse_route
 from atoll.ensemble.graphs import GraphRunner
 from atoll.ensemble.pool import ExpertPool
 from atoll.ensemble.residency import Residency, UnreadableExperts
-from atoll.process import Condition
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate
 from tiny_experts import LATENT, Router, plain, pool, question, stored, write_experts
 

@@ -17,6 +17,7 @@ import torch
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
+from atoll.diffusion import CosineVP
 from atoll.ensemble.changes import (
     begun,
     change_ensemble,
@@ -39,7 +40,6 @@ from atoll.ensemble.versions import (
     open_ensemble,
 )
 from atoll.model import load
-from atoll.process import CosineVP
 from atoll.sampling import Sampling
 from runs import resealed
 

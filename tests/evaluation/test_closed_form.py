@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from atoll.process import Condition, LinearFlow
+from atoll.diffusion import Condition, LinearFlow
 from gaussian_world import WORLD, states
 
 

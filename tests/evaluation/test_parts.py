@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from atoll.artifacts import Artifact
+from atoll.diffusion import LinearFlow
 from atoll.ensemble.record import Record
 from atoll.evaluation.samples import StoredImages, read_samples, write_images
-from atoll.process import LinearFlow
 from atoll.sampling import Path as GridPath
 from atoll.sampling import Request, Sampling, Step, uniform
 from killed import finish, start

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.artifacts import Artifact, Store, finalize
+from atoll.diffusion import LinearFlow, noisy, velocity_error
 from atoll.ensemble.changes import register_orders
 from atoll.ensemble.versions import History, open_ensemble
 from atoll.exchange.admission import admit
@@ -20,7 +21,6 @@ from atoll.exchange.thresholds import AdmissionThresholds
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Acceptance
 from atoll.islands.train import train
-from atoll.process import LinearFlow, noisy, velocity_error
 from atoll.training.resources import Resources
 from runs import atoll, resealed
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from atoll.artifacts import Artifact, Store, UserError
+from atoll.diffusion import Condition, Denoiser, Kind, LinearFlow, Prediction
 from atoll.ensemble.versions import open_ensemble
 from atoll.exchange import admission
 from atoll.exchange.admission import admit
@@ -35,7 +36,6 @@ from atoll.exchange.inbox import inbox_of
 from atoll.exchange.quarantine import Refused, read_manifest
 from atoll.islands.expert import load_expert
 from atoll.islands.order import read_order
-from atoll.process import Condition, Denoiser, Kind, LinearFlow, Prediction
 from exchange.gallery import HOSTILE, build, fresh, noisy, reseal, weights
 from runs import atoll, made_once
 

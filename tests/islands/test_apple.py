@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from apple_device import APPLE, AppleDevice, NoFloat64
+from atoll.diffusion import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Objective
+from atoll.diffusion.schedule import _ddpm_log_snr_on
 from atoll.islands.learning import ExpertLearner
-from atoll.process import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Objective
-from atoll.process.schedule import _ddpm_log_snr_on
 from atoll.training.execution import Execution
 from atoll.training.feed import Feed
 from tiny_orders import tiny_learner, tiny_order
@@ -68,7 +68,7 @@ def test_it_learns_there_what_it_learns_on_a_cpu(
         return
     learner = learner_of(order, objective)
     loss, gradient, val_loss = answers(learner, torch.device("cpu"))
-    monkeypatch.setattr("atoll.process.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
+    monkeypatch.setattr("atoll.diffusion.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
     _ddpm_log_snr_on.cache_clear()
     with AppleDevice():
         apples_loss, apples_gradient, apples_val_loss = answers(learner, APPLE)

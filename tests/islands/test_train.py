@@ -20,6 +20,7 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, file_lock, find
 from atoll.data.index import split_of
 from atoll.data.prepare import prepare
+from atoll.diffusion import Kind
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import Island, hand_out, images_seen
 from atoll.islands.learning import ExpertLearner
@@ -28,7 +29,6 @@ from atoll.islands.train import expert_learner, shards_of, train
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
-from atoll.process import Kind
 from atoll.training.loop import Progress
 from atoll.training.resources import Resources
 from atoll.training.stopping import StopRequested

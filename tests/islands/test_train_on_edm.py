@@ -6,9 +6,9 @@ import json
 import math
 from pathlib import Path
 
+from atoll.diffusion import EDM, Kind, Objective
 from atoll.islands.order import read_order
 from atoll.islands.train import train
-from atoll.process import EDM, Kind, Objective
 from atoll.training.resources import Resources
 
 CPU = Resources(device="cpu")

@@ -9,10 +9,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from atoll.diffusion import Condition
 from atoll.models.accounting import account
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.presets import PATCHES, SIZES, parse, preset
-from atoll.process import Condition
 
 TEXT = DiTConfig(
     latent=(4, 8, 12), patch=2, width=64, depth=3, heads=4, condition="tokens", text_width=24, text_length=7

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.diffusion import Condition
 from atoll.models.dit import DiT, DiTConfig, sincos_positions
 from atoll.models.router import Router, RouterConfig
-from atoll.process import Condition
 
 BASE = DiTConfig(latent=(3, 4, 8), patch=2, width=32, depth=2, heads=4)
 EXTRA: dict[str, dict[str, int]] = {

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.models import dit, fused
+from atoll import kernels
+from atoll.kernels import attention, float8
+from atoll.kernels.attention import LONGEST_ATTENTION
+from atoll.models import dit
 from atoll.models.dit import Block, DiTConfig
-from atoll.models.fused import attention, float8
-from atoll.models.fused.attention import LONGEST_ATTENTION
 
 EPS = 1e-6
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -79,7 +80,7 @@ def test_norm_and_modulation(size: tuple[int, int, int], device: str) -> None:
     images, _tokens, width = size
     h, six = random(device, size, (images, 6, 1, width))
     agree(
-        lambda h, six: fused.norm_modulate(h, six[:, 3], six[:, 4], EPS),
+        lambda h, six: kernels.norm_modulate(h, six[:, 3], six[:, 4], EPS),
         lambda h, six: plain_modulate(h, six[:, 3], six[:, 4]),
         [3 * h + 1, six],
         1e-6,
@@ -91,7 +92,7 @@ def test_norm_of_tokens_that_are_kept(size: tuple[int, int, int], device: str) -
     images, _tokens, width = size
     h, six = random(device, size, (images, 6, 1, width))
     agree(
-        lambda h, six: fused.keep_and_norm(h, six[:, 3], six[:, 4], EPS),
+        lambda h, six: kernels.keep_and_norm(h, six[:, 3], six[:, 4], EPS),
         lambda h, six: (h + 0.0, plain_modulate(h, six[:, 3], six[:, 4])),
         [3 * h + 1, six],
         1e-6,
@@ -105,7 +106,7 @@ def test_a_branch_joins_and_the_sum_is_normed(size: tuple[int, int, int], gated:
     h, branch, six, bias = random(device, size, size, (images, 6, 1, width), (width,))
 
     def ours(h: Tensor, branch: Tensor, six: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return fused.add_norm_modulate(h, branch, six[:, 2] if gated else None, six[:, 3], six[:, 4], EPS, bias)
+        return kernels.add_norm_modulate(h, branch, six[:, 2] if gated else None, six[:, 3], six[:, 4], EPS, bias)
 
     def plain(h: Tensor, branch: Tensor, six: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         branch = holding(branch, bias)
@@ -120,7 +121,7 @@ def test_a_branch_joins(size: tuple[int, int, int], device: str) -> None:
     images, _tokens, width = size
     h, branch, six, bias = random(device, size, size, (images, 6, 1, width), (width,))
     agree(
-        lambda h, branch, six, bias: fused.gated_add(h, six[:, 5], branch, bias),
+        lambda h, branch, six, bias: kernels.gated_add(h, six[:, 5], branch, bias),
         lambda h, branch, six, bias: h + six[:, 5] * holding(branch, bias),
         [h, branch, six, bias],
         1e-6,
@@ -133,7 +134,7 @@ def test_gelu_backward(size: tuple[int, ...], device: str) -> None:
     wide = (3 * x).double().requires_grad_(), bias.double().requires_grad_()
     y = F.gelu(holding(*wide), approximate="tanh")
     dx, dbias = torch.autograd.grad(y, wide, dy.double())
-    for ours, truth in zip(fused.gelu_backward(dy, 3 * x), (dx, y, dbias), strict=True):
+    for ours, truth in zip(kernels.gelu_backward(dy, 3 * x), (dx, y, dbias), strict=True):
         assert (ours.double() - truth).norm() <= 1e-6 * truth.norm()
 
 
@@ -199,7 +200,7 @@ def test_maps_of_eight_bits_and_the_way_back(device: str) -> None:
 def test_images_may_share_a_vector(device: str) -> None:
     h, vector = random(device, (3, 5, 48), (1, 1, 48))
     agree(
-        lambda h, v: fused.gated_add(fused.norm_modulate(h, v, v, EPS), v, h),
+        lambda h, v: kernels.gated_add(kernels.norm_modulate(h, v, v, EPS), v, h),
         lambda h, v: plain_modulate(h, v, v) + v * h,
         [h, vector],
         1e-6,
@@ -209,7 +210,7 @@ def test_images_may_share_a_vector(device: str) -> None:
 def test_a_gradient_that_is_a_broadcast_number(device: str) -> None:
     """What .sum().backward() sends back has strides of 0."""
     h, six = (x.requires_grad_() for x in random(device, (2, 5, 32), (2, 6, 1, 32)))
-    total, y = fused.add_norm_modulate(h, h, None, six[:, 0], six[:, 1], EPS)
+    total, y = kernels.add_norm_modulate(h, h, None, six[:, 0], six[:, 1], EPS)
     (total.sum() + y.sum()).backward()
     assert six.grad is not None
     torch.testing.assert_close(six.grad[:, 0], torch.full_like(six.grad[:, 0], 5.0))
@@ -223,7 +224,7 @@ def test_self_attention(size: tuple[int, int, int, int, int], device: str) -> No
     images, tokens, _keys, heads, head = size
     qkv, bias = random(device, (images, tokens, 3, heads, head), (3 * heads * head,), dtype=torch.float16)
     agree(
-        fused.self_attention,
+        kernels.self_attention,
         lambda qkv, bias: plain_attention(*holding(qkv, bias).unbind(2), None),
         [qkv, bias],
         2e-3,
@@ -242,7 +243,7 @@ def test_cross_attention(size: tuple[int, int, int, int, int], masked: bool, dev
         mask[:, : keys // 2] = False  # a whole block of keys may be forbidden
         mask[:, -2:] = True
     agree(
-        lambda q, kv, q_bias, kv_bias: fused.cross_attention(q, kv, mask, q_bias, kv_bias),
+        lambda q, kv, q_bias, kv_bias: kernels.cross_attention(q, kv, mask, q_bias, kv_bias),
         lambda q, kv, q_bias, kv_bias: plain_attention(holding(q, q_bias), *holding(kv, kv_bias).unbind(2), mask),
         inputs,
         2e-3,
@@ -251,23 +252,23 @@ def test_cross_attention(size: tuple[int, int, int, int, int], masked: bool, dev
 
 def test_sizes_without_a_kernel_are_refused() -> None:
     with pytest.raises(AssertionError, match="no kernel"):
-        fused.self_attention(torch.zeros(1, LONGEST_ATTENTION + 1, 3, 1, 64))
+        kernels.self_attention(torch.zeros(1, LONGEST_ATTENTION + 1, 3, 1, 64))
     q, kv = torch.zeros(2, 4, 1, 64), torch.zeros(2, 5, 2, 1, 64)
     with pytest.raises(AssertionError, match="no kernel"):
-        fused.cross_attention(q, torch.zeros(2, LONGEST_ATTENTION + 1, 2, 1, 64), None)
+        kernels.cross_attention(q, torch.zeros(2, LONGEST_ATTENTION + 1, 2, 1, 64), None)
     with pytest.raises(AssertionError, match="keys and values"):
-        fused.cross_attention(q, kv[:1], None)
+        kernels.cross_attention(q, kv[:1], None)
     with pytest.raises(AssertionError, match="mask"):
-        fused.cross_attention(q, kv, torch.ones(2, 4, dtype=torch.bool))
+        kernels.cross_attention(q, kv, torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(AssertionError, match="branch"):
-        fused.gated_add(torch.zeros(2, 4, 8), torch.zeros(2, 1, 8), torch.zeros(2, 3, 8))
+        kernels.gated_add(torch.zeros(2, 4, 8), torch.zeros(2, 1, 8), torch.zeros(2, 3, 8))
 
 
 def test_a_program_has_the_warps_its_numbers_need() -> None:
-    tile = fused.Tile(numbers=512, warps=1, run=32)
+    tile = kernels.Tile(numbers=512, warps=1, run=32)
     cuts = [tile.of(64, width) for width in (48, 384, 768, 1152)]
     assert [(cut["ROWS"], cut["num_warps"]) for cut in cuts] == [(8, 1), (1, 1), (1, 2), (1, 4)]
-    assert fused.Tile(numbers=4096, warps=4).of(64, 384)["num_warps"] == 4
+    assert kernels.Tile(numbers=4096, warps=4).of(64, 384)["num_warps"] == 4
 
 
 @pytest.mark.usefixtures("eight_bits")
@@ -299,10 +300,10 @@ def test_a_block_is_the_same_block(
             *torch.autograd.grad(y.square().sum(), list(block.parameters()), retain_graph=True),
         )
 
-    monkeypatch.setattr(fused, "available", lambda h: False)
+    monkeypatch.setattr(kernels, "available", lambda h: False)
     plain = run(*(x.requires_grad_() for x in (h, signal, text)))
     plain += torch.autograd.grad(plain[0].square().sum(), (h, signal, text))
-    monkeypatch.setattr(fused, "available", lambda h: True)
+    monkeypatch.setattr(kernels, "available", lambda h: True)
     monkeypatch.setattr(attention, "available", lambda h: True)
     monkeypatch.setattr(attention, "HALF_TYPES", (torch.float32,))  # attention too, at the precision of this test
     block.float8 = rounded
@@ -347,7 +348,7 @@ def test_on_a_cpu_a_block_is_the_plain_formula_to_the_bit(dtype: torch.dtype) ->
             parameter.normal_(0.0, 0.2, generator=generator)
     h, signal, text = random("cpu", (3, 8, 48), (6, 3, 48), (3, 5, 48), dtype=dtype)
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0]]).bool()[:, None, None]
-    assert not fused.available(h)
+    assert not kernels.available(h)
     assert block.cross is not None
 
     shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (signal + block.table[:, None])[:, :, None].unbind(0)
@@ -397,7 +398,7 @@ def test_a_block_compiles_into_one_graph_on_cuda(condition: Any, rounded: bool) 
     truth = step(block, torch.float32)
     block.float8 = rounded
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cuda", torch.bfloat16):
-        patch.setattr(fused.Switch, "on", True)
+        patch.setattr(kernels.Switch, "on", True)
         found = step(compiled, torch.bfloat16)
     for index, (a, b) in enumerate(zip(found, truth, strict=True)):
         assert (a.float() - b).norm() <= (0.12 if rounded else 0.03) * b.norm(), f"result {index}"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from atoll.models.fused import attention
-from atoll.models.fused.attention import ATTENTION_TILES
+from atoll.kernels import attention
+from atoll.kernels.attention import ATTENTION_TILES
 
 KERNELS = {
     "self": "self_attention_kernel",

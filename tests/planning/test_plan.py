@@ -11,6 +11,7 @@ from atoll.artifacts import Artifact, UserError, sha256_file
 from atoll.cli import main
 from atoll.data.dataset import LatentDataset
 from atoll.data.prepare import PrepareConfig, prepare
+from atoll.diffusion import Kind
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
@@ -18,7 +19,6 @@ from atoll.models.dit import DiT
 from atoll.planning import plan, recipe
 from atoll.planning.objectives import assign_objectives
 from atoll.planning.recipes import OBJECTIVES
-from atoll.process import Kind
 from runs import resealed
 
 SETTINGS = ["training.batch=16", "training.warmup_images=64", "training.ema_images=64"]

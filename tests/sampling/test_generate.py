@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.ensemble import Mixture, parse_route
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     Bridge,
     Condition,
@@ -19,6 +18,7 @@ from atoll.process import (
     Prediction,
     Schedule,
 )
+from atoll.ensemble import Mixture, parse_route
 from atoll.sampling import SOLVERS, Sampling, generate, image_seeds, stream
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from paper_fusion import PaperFusion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atoll.process import LinearFlow, Schedule
+from atoll.diffusion import LinearFlow, Schedule
 from atoll.sampling import log_snr, parse_grid, shifted, uniform
 from gaussian_world import SCHEDULES, name
 

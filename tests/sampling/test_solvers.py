@@ -13,7 +13,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.process import Condition, CosineVP, Denoiser, Kind, LinearFlow, Prediction, Schedule
+from atoll.diffusion import Condition, CosineVP, Denoiser, Kind, LinearFlow, Prediction, Schedule
 from atoll.sampling import SOLVERS, GridPath, Sampling, log_snr, uniform
 from atoll.sampling.protocols import as_routed
 from atoll.sampling.solvers import StepNoise

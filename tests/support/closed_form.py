@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.process import (
+from atoll.diffusion import (
     Condition,
     Denoiser,
     Kind,

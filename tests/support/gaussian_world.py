@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from atoll.process import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule, noisy
+from atoll.diffusion import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule, noisy
 from closed_form import GaussianWorld
 
 SCHEDULES: list[Schedule] = [

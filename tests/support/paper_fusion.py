@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.process import Condition, DDPMBetas, Denoiser, Kind, LinearFlow, Prediction, Schedule, per_sample, widen
+from atoll.diffusion import Condition, DDPMBetas, Denoiser, Kind, LinearFlow, Prediction, Schedule, per_sample, widen
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 
 from atoll.data.shards import write_shard
 from atoll.data.space import LatentConfig
+from atoll.diffusion import Kind, LinearFlow, Objective
 from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
 from atoll.islands.train import expert_learner, shards_of
 from atoll.models.dit import DiTConfig
-from atoll.process import Kind, LinearFlow, Objective
 from atoll.training.recipe import Training
 
 LATENT = (2, 8, 8)

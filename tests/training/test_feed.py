@@ -48,7 +48,7 @@ def test_a_draw_that_fails_raises_in_the_reader() -> None:
 
 def test_float64_is_narrowed_where_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {"t": torch.rand(3, dtype=torch.float64), "row": torch.arange(3), "rate": torch.tensor(0.1)}
-    monkeypatch.setattr("atoll.process.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
+    monkeypatch.setattr("atoll.diffusion.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
     with AppleDevice():
         _, batch = next(Feed(lambda _: drawn, APPLE).stream(0))
     assert {name: value.dtype for name, value in batch.items()} == {

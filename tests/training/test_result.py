@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from atoll.artifacts import UserError
 from atoll.data.space import LatentConfig
+from atoll.diffusion import Condition, Kind, LinearFlow
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
-from atoll.process import Condition, Kind, LinearFlow
 from atoll.router.card import RouterCard, load_router, write_router
 from runs import resealed
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll import kernels
 from atoll.artifacts import UserError
 from atoll.ensemble.placing import small_question
 from atoll.islands.learning import ExpertLearner
-from atoll.models import fused
+from atoll.kernels import block
 from atoll.models.dit import DiT, DiTConfig
-from atoll.models.fused import block
 from atoll.models.int8 import Int8Linear, quantised, to_int8
 from atoll.training.execution import Execution
 from atoll.training.trust import answering_disagreements, disagreements, trusted_kernels
@@ -66,18 +66,18 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks take the fused path on this CPU, with right functions in place of the kernels."""
-    monkeypatch.setattr(fused, "available", lambda h: fused.Switch.on)
-    monkeypatch.setattr(fused, "norm_modulate", norm)
+    monkeypatch.setattr(kernels, "available", lambda h: kernels.Switch.on)
+    monkeypatch.setattr(kernels, "norm_modulate", norm)
     monkeypatch.setattr(block, "attends", lambda *_: False)
     for function in (keep_and_norm, gelu_backward):
         monkeypatch.setattr(block, function.__name__, function)
     monkeypatch.setattr(block, "gated_add", add)
     monkeypatch.setattr(block, "add_norm_modulate", add_norm)
-    for place in (fused, block):
-        monkeypatch.setattr(place, "ends_in_gelu", lambda x: fused.Switch.on and not torch.is_grad_enabled())
-    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
+    for place in (kernels, block):
+        monkeypatch.setattr(place, "ends_in_gelu", lambda x: kernels.Switch.on and not torch.is_grad_enabled())
+    monkeypatch.setattr(kernels, "linear_gelu", linear_gelu)
     yield
-    fused.Switch.on = False
+    kernels.Switch.on = False
 
 
 @pytest.fixture
@@ -135,15 +135,15 @@ def test_what_is_right_is_on_while_it_is_needed(learner: ExpertLearner, monkeypa
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {})
     with trusted_kernels(OnACard(), learner.order.training, Execution()) as doubt:  # type: ignore[arg-type]
         assert doubt is None
-        assert fused.Switch.on
-    assert not fused.Switch.on, "whoever samples in this process later has not asked"
+        assert kernels.Switch.on
+    assert not kernels.Switch.on, "whoever samples in this process later has not asked"
 
 
 def test_what_is_wrong_is_off_and_said(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {"the answer": 0.31, "a": float("nan")})
     with trusted_kernels(OnACard(), learner.order.training, Execution()) as doubt:  # type: ignore[arg-type]
         assert doubt == "the fused kernels are 31% off on this card in the answer: computing without them, and slower"
-        assert not fused.Switch.on
+        assert not kernels.Switch.on
 
 
 def test_what_is_wrong_for_others_of_the_process_is_off_too(
@@ -153,7 +153,7 @@ def test_what_is_wrong_for_others_of_the_process_is_off_too(
     monkeypatch.setattr("atoll.training.trust.disagreements", lambda *_: {})
     with trusted_kernels(OnACard(), learner.order.training, Execution(), "wrong for a teacher") as doubt:  # type: ignore[arg-type]
         assert doubt == "wrong for a teacher"
-        assert not fused.Switch.on
+        assert not kernels.Switch.on
 
 
 def test_eight_bits_that_are_wrong_are_refused(learner: ExpertLearner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_eight_bits_that_are_wrong_are_refused(learner: ExpertLearner, monkeypat
         trusted_kernels(OnACard(), learner.order.training, eight),  # type: ignore[arg-type]
     ):
         pass
-    assert not fused.Switch.on
+    assert not kernels.Switch.on
 
 
 @pytest.mark.parametrize("fault", [0.0, 0.05, 0.3])
@@ -187,13 +187,13 @@ def test_a_kernel_that_cannot_run_is_a_wrong_one(learner: ExpertLearner, monkeyp
 
     monkeypatch.setattr(block, "gated_add", cannot)
     assert wrong(learner) == {"all of it (RuntimeError)": 1.0}
-    assert not fused.Switch.on
+    assert not kernels.Switch.on
 
 
 def test_a_cpu_has_nothing_to_distrust(learner: ExpertLearner) -> None:
     with trusted_kernels(learner, learner.order.training, Execution()) as doubt:
         assert doubt is None
-        assert not fused.Switch.on
+        assert not kernels.Switch.on
 
 
 CONDITIONS: list[dict[str, object]] = [
@@ -218,12 +218,12 @@ def test_whoever_only_answers_asks_too(
         return answering_disagreements(network, lambda: network(x, time, condition))
 
     assert wrong() == {}
-    monkeypatch.setattr(fused, "linear_gelu", lambda x, weight, bias: 1.3 * linear_gelu(x, weight, bias))
+    monkeypatch.setattr(kernels, "linear_gelu", lambda x, weight, bias: 1.3 * linear_gelu(x, weight, bias))
     assert "what a block adds" in wrong()
-    monkeypatch.setattr(fused, "linear_gelu", linear_gelu)
+    monkeypatch.setattr(kernels, "linear_gelu", linear_gelu)
     monkeypatch.setattr(block, "gated_add", lambda h, gate, branch, bias=None: h + 1.2 * gate * branch)
     assert "what a block adds" in wrong()
-    assert not fused.Switch.on
+    assert not kernels.Switch.on
 
 
 def test_kernels_see_weights_of_eight_bits_as_weights(stand_ins: None) -> None:
@@ -241,5 +241,5 @@ def test_kernels_see_weights_of_eight_bits_as_weights(stand_ins: None) -> None:
     x, time, condition = small_question(config, torch.device("cpu"))
     with torch.no_grad():
         plain = network(x, time, condition)
-        fused.Switch.on = True
+        kernels.Switch.on = True
         torch.testing.assert_close(network(x, time, condition), plain)

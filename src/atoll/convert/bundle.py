@@ -32,7 +32,7 @@ OUTSIDE = {"torch", "numpy", "safetensors", "diffusers"} | sys.stdlib_module_nam
 
 # modules that stay behind, and what stands for them
 LEFT_BEHIND = {
-    "atoll.models.fused": '''
+    "atoll.kernels": '''
 class NoKernels:
     """Triton kernels stay with atoll: every check for one returns False, so the plain formulas are used."""
 
@@ -40,7 +40,7 @@ class NoKernels:
         return lambda *sizes: False
 
 
-fused = NoKernels()
+kernels = NoKernels()
 '''
 }
 

@@ -12,9 +12,9 @@ import torch
 
 from ..artifacts import Artifact, UserError, canonical_json, load_if_same
 from ..data.space import LatentConfig, TextConfig
+from ..diffusion import EDM, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
 from ..islands.expert import KIND, ExpertCard, write_expert
 from ..models.dit import DiTConfig
-from ..process import EDM, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
 from .imported import ImportedNetwork
 from .source import Source
 from .warm_start import warm_start

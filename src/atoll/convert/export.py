@@ -18,9 +18,9 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ..artifacts import UserError, storage_errors
+from ..diffusion import EDM
 from ..islands.expert import Expert, ExpertCard
 from ..models.dit import NORM_EPS, DiTConfig
-from ..process import EDM
 from .layouts import Layout, export_weights
 from .source import NULL_KEY, NULL_TEXT, SIDECAR
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..artifacts import sanitize
+from ..diffusion import AnySchedule, Kind
 from ..models.dit import DiTConfig
-from ..process import AnySchedule, Kind
 
 # kept: the same numbers; derived: computed exactly; fitted: as close as the new network can come
 How = Literal["kept", "derived", "fitted", "re-initialized", "dropped"]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..artifacts import UserError
+from ..diffusion import AnySchedule, Kind
 from ..models.dit import DiT, DiTConfig
 from ..models.shapes import as_shapes
-from ..process import AnySchedule, Kind
 from .imported import Fate, ImportedNetwork
 
 Layout = Literal["dit", "pixart", "diffusers-dit", "diffusers-pixart"]

@@ -38,14 +38,7 @@ from ..artifacts import sha256_file
 from ..data.classes import class_number
 from ..data.space import denormalize
 from ..data.text import word_ids
-from ..ensemble.mixture import Denoisers, Mixture
-from ..ensemble.routes import parse_route
-from ..models.block_transform import BlockTransform
-from ..models.dit import DiT, DiTConfig
-from ..models.router import Router, RouterConfig, cluster_weights
-from ..models.text_encoders import encode_text
-from ..models.tiny_autoencoder import TinyAutoencoder
-from ..process import (
+from ..diffusion import (
     AnySchedule,
     Bridge,
     Condition,
@@ -56,6 +49,13 @@ from ..process import (
     Opposed,
     Schedule,
 )
+from ..ensemble.mixture import Denoisers, Mixture
+from ..ensemble.routes import parse_route
+from ..models.block_transform import BlockTransform
+from ..models.dit import DiT, DiTConfig
+from ..models.router import Router, RouterConfig, cluster_weights
+from ..models.text_encoders import encode_text
+from ..models.tiny_autoencoder import TinyAutoencoder
 from ..sampling.engine import Engine
 from ..sampling.grids import parse_grid
 from ..sampling.noise import step_noise

@@ -24,6 +24,7 @@ from torch import nn
 
 from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes, verify_file
 from ..data.space import LatentConfig
+from ..diffusion import LinearFlow
 from ..ensemble.checks import check_spaces
 from ..ensemble.load import Ensemble
 from ..ensemble.placing import OpenedExpert, Placed, Placement, SingleExpert
@@ -36,7 +37,6 @@ from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
 from ..models.shapes import as_shapes
 from ..models.text_encoders import load_pretrained_text
-from ..process import LinearFlow
 from ..router.card import RouterCard, TrainedRouter
 from ..training.result import read_network
 from .bundle import bundle, expert_names, load

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..artifacts import UserError, explain, sha256_file
+from ..diffusion import DDPMBetas, Kind, LinearFlow
 from ..islands.expert import ExpertCard
 from ..models.dit import NORM_EPS, DiT, DiTConfig, sincos_positions
 from ..models.presets import heads_for
-from ..process import DDPMBetas, Kind, LinearFlow
 from .checkpoint import read_checkpoint, read_json
 from .imported import Fate, ImportedNetwork
 from .layouts import LAYOUTS, Layout, import_weights

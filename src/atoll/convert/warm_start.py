@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..diffusion import AnySchedule, Kind, Schedule
 from ..models.dit import DiT, DiTConfig
-from ..process import AnySchedule, Kind, Schedule
 from .imported import Fate, ImportedNetwork
 from .time_conversion import HEAD, null_conditioning, null_vector, time_features
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import Artifact, UserError
-from ..process import Condition
+from ..diffusion import Condition
 from .shards import TEXT_FIELDS, check_shard, data_shards, read_shard, unpack_captions
 from .space import LatentConfig, TextConfig, text_space
 from .text import TextEncoder, text_encoder

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..diffusion import Condition, Objective, squared_error
 from ..islands.expert import ExpertCard
 from ..islands.learning import as_learned
 from ..islands.validation import Validation, measured_card, val_loss
 from ..models.dit import DiT
-from ..process import Condition, Objective, squared_error
 from ..training.execution import Execution
 from ..training.packing import Batch
 from .lessons import Lessons

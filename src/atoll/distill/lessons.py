@@ -27,8 +27,7 @@ from torch import Tensor
 
 from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
-from ..ensemble.mixture import Experts, Mixture
-from ..process import (
+from ..diffusion import (
     Bridge,
     Condition,
     Denoiser,
@@ -44,6 +43,7 @@ from ..process import (
     widen,
     x0_gain,
 )
+from ..ensemble.mixture import Experts, Mixture
 from ..router.learning import ClusteredSamples
 from ..sampling import ImageRoute
 from ..training.packing import Batch

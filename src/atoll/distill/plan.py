@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import UserError, canonical_json, sha256_bytes
+from ..diffusion import Objective
 from ..islands.order import Order
 from ..models.accounting import flops_forward
 from ..models.dit import DiTConfig
 from ..planning.recipes import OBJECTIVES
-from ..process import Objective
 from ..training.recipe import Training
 from ..training.seeds import seed_from
 

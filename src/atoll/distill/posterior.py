@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..process import Corruption, per_sample
+from ..diffusion import Corruption, per_sample
 from ..training.seeds import generator
 
 BLOCK_SIZE = 512  # samples, of which so many are read for one state

@@ -19,6 +19,7 @@ import torch
 from ..artifacts import Artifact, Store, UserError, canonical_json, differences, file_lock, find, sanitize
 from ..data.index import Index
 from ..data.text import text_encoder
+from ..diffusion import Condition, Objective
 from ..ensemble.checks import Checks
 from ..ensemble.load import Ensemble, check_digest, load_ensemble
 from ..ensemble.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
@@ -32,7 +33,6 @@ from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
 from ..models.accounting import account, flops_forward
 from ..models.dit import DiT
-from ..process import Condition, Objective
 from ..router.learning import ClusteredSamples
 from ..training.checkpoints import CONFIG, saved_execution
 from ..training.execution import device_name, named_or_best

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..data.space import LatentConfig, text_space
+from ..diffusion import LinearFlow
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import ExpertCard, read_expert_card
 from ..islands.order import Order, read_order
-from ..process import LinearFlow
 from ..router.card import KIND as ROUTER
 from ..router.card import RouterCard, read_router_card
 from .versions import Member, Version, check_reference, place_of

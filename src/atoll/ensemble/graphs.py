@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..models import fused
-from ..process import Condition
+from .. import kernels
+from ..diffusion import Condition
 
 Function = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> one row of answer for each of x
 # numbers of rows there are graphs for; more rows go through in several pieces. Few sizes, so that a row's bits hardly
@@ -172,12 +172,12 @@ def fill(inputs: dict[str, Tensor], given: dict[str, Tensor], places: Tensor) ->
 @contextmanager
 def fused_kernels(on: bool) -> Iterator[None]:
     """While inside, the fused kernels are used, or not."""
-    before = fused.Switch.on
-    fused.Switch.on = on
+    before = kernels.Switch.on
+    kernels.Switch.on = on
     try:
         yield
     finally:
-        fused.Switch.on = before
+        kernels.Switch.on = before
 
 
 def plain_types(device: torch.device) -> torch.autocast | nullcontext[None]:

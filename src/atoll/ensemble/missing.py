@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import AtollWarning
-from ..process import Condition
+from ..diffusion import Condition
 
 
 class ExpertsMissing(AtollWarning):

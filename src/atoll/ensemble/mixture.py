@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..process import Condition, Denoiser, Kind, Prediction, Schedule, per_sample
+from ..diffusion import Condition, Denoiser, Kind, Prediction, Schedule, per_sample
 from ..sampling import Residents, Route
 from .routes import Full
 

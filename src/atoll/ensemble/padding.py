@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..process import Condition
+from ..diffusion import Condition
 
 MULTIPLE = 4
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..artifacts import Artifact, Store, UserError
+from ..diffusion import Condition, LinearFlow
 from ..islands.expert import KIND, ExpertCard, read_expert_card
 from ..models.accounting import block_values
 from ..models.dit import DiT, DiTConfig
-from ..process import Condition, LinearFlow
 from ..router.card import TrainedRouter
 from ..training.machines import GIB, reachable
 from ..training.result import WEIGHTS

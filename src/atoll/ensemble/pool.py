@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import UserError
-from ..process import Condition, Kind, Prediction, Schedule
+from ..diffusion import Condition, Kind, Prediction, Schedule
 from .graphs import GraphRunner, plain_types
 from .padding import padded_rows
 from .residency import Residency, Slot

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..artifacts import UserError
+from ..diffusion import Condition, Schedule
 from ..islands.expert import ExpertCard, bridged
-from ..process import Condition, Schedule
 from ..training.execution import Execution
 from ..training.step import arrange
 from .graphs import SHAPES, Function, GraphRunner

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process import Condition
+from ..diffusion import Condition
 from ..router.card import TrainedRouter
 from .graphs import GraphRunner
 from .padding import padded_rows

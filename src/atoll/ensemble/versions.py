@@ -33,7 +33,7 @@ from ..artifacts import (
     sha256_bytes,
 )
 from ..data.space import LatentConfig, TextConfig
-from ..process import AnySchedule, LinearFlow
+from ..diffusion import AnySchedule, LinearFlow
 from .routes import parse_route
 
 FOLDER = "ensemble"

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from ..artifacts import DIGEST, Manifest, UserError, canonical_json, differences, explain, sanitize
+from ..diffusion import EDM, AnySchedule, DDPMBetas, Kind
 from ..islands.expert import KIND, ExpertCard
 from ..islands.initialization import card_from
 from ..islands.order import Order
 from ..islands.validation import LIMITS
 from ..models.dit import DiT, DiTConfig
 from ..models.shapes import as_shapes
-from ..process import EDM, AnySchedule, DDPMBetas, Kind
 from .quarantine import Refused
 from .thresholds import AdmissionThresholds
 

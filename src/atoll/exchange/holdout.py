@@ -19,11 +19,7 @@ from torch import Tensor
 from ..artifacts import Artifact, UserError
 from ..data.dataset import LatentDataset
 from ..data.index import Index
-from ..ensemble.versions import ValidationLoss
-from ..islands.expert import Expert
-from ..islands.order import Order
-from ..partition.assignment import clusters_of
-from ..process import (
+from ..diffusion import (
     Condition,
     Denoiser,
     Kind,
@@ -37,6 +33,10 @@ from ..process import (
     velocity_error,
     widen,
 )
+from ..ensemble.versions import ValidationLoss
+from ..islands.expert import Expert
+from ..islands.order import Order
+from ..partition.assignment import clusters_of
 from ..training.seeds import generator, seed_from
 
 MOST_ROWS = 2000  # of the holdout, inside the cluster and outside it

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..artifacts import Store, UserError
 from ..data.contact_sheet import COLUMNS, titled_sheet
 from ..data.space import LatentConfig
+from ..diffusion import Condition, Denoiser, LinearFlow
 from ..ensemble.load import Ensemble, load_ensemble
 from ..ensemble.missing import RouterAmong
 from ..ensemble.mixture import Denoisers, Mixture
@@ -23,7 +24,6 @@ from ..ensemble.placing import Placement
 from ..ensemble.pool import ExpertPool
 from ..ensemble.routes import parse_route
 from ..islands.expert import Expert
-from ..process import Condition, Denoiser, LinearFlow
 from ..sampling import Sampling, generate
 from ..training.seeds import generator, seed_from
 from .holdout import Holdout, some_of

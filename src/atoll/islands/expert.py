@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..artifacts import DIGEST, Artifact, Store
 from ..data.space import LatentConfig, TextConfig
+from ..diffusion import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..models.dit import DiT, DiTConfig
-from ..process import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..training.result import load_network, read_card, write_result
 
 KIND = "expert"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..process import Kind
+from ..diffusion import Kind
 from .expert import Expert, ExpertCard, all_licenses, load_expert
 from .learning import process_of
 from .order import Order

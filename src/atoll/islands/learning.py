@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
+from ..diffusion import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser, Objective
 from ..models.dit import DiT
-from ..process import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser, Objective
 from ..training.execution import Execution
 from ..training.packing import Batch
 from ..training.seeds import batch_numbers

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..artifacts import Reference, Store, UserError, canonical_json, explain, sha256_bytes
 from ..data.space import LatentConfig, TextConfig
+from ..diffusion import Objective
 from ..models.dit import DiTConfig
-from ..process import Objective
 from ..training.recipe import Training
 
 MOST_BYTES = 64 * 2**20  # of an order; a vocabulary may be long

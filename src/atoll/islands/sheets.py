@@ -18,7 +18,7 @@ import torch
 from ..artifacts import write_atomic
 from ..data.contact_sheet import contact_sheet
 from ..data.dataset import LatentDataset
-from ..process import Condition, LinearFlow
+from ..diffusion import Condition, LinearFlow
 from ..sampling import Sampling, generate
 from ..training.execution import Execution, autocast
 from .expert import bridged

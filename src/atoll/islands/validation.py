@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
-from ..process import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
+from ..diffusion import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
 from ..training.execution import Execution, autocast
 from ..training.seeds import generator
 from ..training.step import micro_batches

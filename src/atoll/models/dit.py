@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..process.condition import Condition
-from . import fused
+from .. import kernels
+from ..diffusion.condition import Condition
 
 TIME_FREQUENCIES = 256
 LONGEST_PERIOD = 10_000.0
@@ -339,8 +339,8 @@ class Block(nn.Module):
             six = (signal + self.table[:, None])[:, :, None]
         # autocast adds a float32 table in float32; tokens of that type would double every pass over them
         vectors = six.to(h.dtype).unbind(0)  # each [B, 1, D]
-        if fused.available(h):
-            return fused.fused_block(self, h, vectors, text, mask, NORM_EPS)
+        if kernels.available(h):
+            return kernels.fused_block(self, h, vectors, text, mask, NORM_EPS)
 
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = vectors
         h = gated_add(h, gate, self.attention(modulate(h, shift, scale, NORM_EPS)))
@@ -439,8 +439,8 @@ class Projection(nn.Module):
         self.leave = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        if fused.ends_in_gelu(x) and isinstance(self.activation, nn.GELU):
-            hidden = fused.linear_gelu(x, self.enter.weight, self.enter.bias)
+        if kernels.ends_in_gelu(x) and isinstance(self.activation, nn.GELU):
+            hidden = kernels.linear_gelu(x, self.enter.weight, self.enter.bias)
         else:
             hidden = self.activation(self.enter(x))
         y: Tensor = self.leave(hidden)
@@ -449,8 +449,8 @@ class Projection(nn.Module):
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """LayerNorm(h) (1 + scale) + shift, with shift and scale [B, 1, D]."""
-    if fused.available(h):
-        return fused.norm_modulate(h, shift, scale, eps)
+    if kernels.available(h):
+        return kernels.norm_modulate(h, shift, scale, eps)
     return torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=eps), 1.0 + scale)
 
 

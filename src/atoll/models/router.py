@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..process.condition import Condition
+from ..diffusion.condition import Condition
 from .dit import Block, Conditioning, DiTConfig, Head, Patches, initialize, run_blocks
 
 

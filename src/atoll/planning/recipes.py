@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import UserError
+from ..diffusion import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Uniform
 from ..islands.order import Acceptance
 from ..models.dit import DiTConfig
-from ..process import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Uniform
 from ..training.recipe import Training
 
 # HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure.

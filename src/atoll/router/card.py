@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..artifacts import Artifact, Store
 from ..data.space import LatentConfig, TextConfig
+from ..diffusion import Condition
 from ..models.router import Router, RouterConfig, cluster_weights
-from ..process import Condition
 from ..training.result import load_network, read_card, write_result
 
 KIND = "router"

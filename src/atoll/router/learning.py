@@ -17,9 +17,9 @@ from ..artifacts import Artifact
 from ..data.dataset import LatentDataset
 from ..data.index import Index
 from ..data.stream import sample_order
+from ..diffusion import Condition, LinearFlow, fixed_times, mix, widen
 from ..models.router import Router
 from ..partition.assignment import clusters_of
-from ..process import Condition, LinearFlow, fixed_times, mix, widen
 from ..training.execution import Execution, autocast
 from ..training.packing import Batch
 from ..training.recipe import Training

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process import Condition
+from ..diffusion import Condition
 
 
 @dataclass(frozen=True)

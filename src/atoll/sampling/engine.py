@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..process import Condition, Denoiser, per_sample, wide_dtype
+from ..diffusion import Condition, Denoiser, per_sample, wide_dtype
 from .protocols import ImageRoute, Residents, Routed, as_routed
 from .requests import Request, Running, Stack, Step
 from .settings import Sampling

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..process import Schedule, shift_time
+from ..diffusion import Schedule, shift_time
 
 Grid = Callable[[int, Schedule], Tensor]
 GRIDS = "uniform, log-snr or shifted-S, for example shifted-3"

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..process import Bridge, Condition, Denoiser, Kind, Schedule
+from ..diffusion import Bridge, Condition, Denoiser, Kind, Schedule
 
 
 class Route(Protocol):

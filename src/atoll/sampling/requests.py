@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..process import Condition, wide_dtype
+from ..diffusion import Condition, wide_dtype
 from .noise import initial_noise, step_noise
 from .protocols import ImageRoute, Route, Routed
 from .settings import Sampling

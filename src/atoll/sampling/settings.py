@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import UserError
-from ..process import Schedule
+from ..diffusion import Schedule
 from .grids import GRIDS, parse_grid
 from .solvers import SOLVERS
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Generator
 import torch
 from torch import Tensor
 
-from ..process import Kind, Schedule
-from ..process.prediction import coefficients
+from ..diffusion import Kind, Schedule
+from ..diffusion.prediction import coefficients
 
 Walk = Generator[tuple[Tensor, float], Tensor, Tensor]  # yields (x, t), receives velocities, returns the last state
 StepNoise = Callable[[int], Tensor]  # step index -> standard normal noise shaped like the state

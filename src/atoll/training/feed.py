@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..process import wide_dtype
+from ..diffusion import wide_dtype
 from .packing import Batch, Layout
 
 AHEAD = 3  # batches sent before they are needed

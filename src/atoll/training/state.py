@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..process import wide_dtype
+from ..diffusion import wide_dtype
 from .ema import EMA
 from .execution import Execution
 from .optimizer import adamw

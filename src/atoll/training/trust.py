@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
 from ..artifacts import UserError
-from ..models import fused
 from .execution import Execution, autocast
 from .recipe import Training
 from .step import Learner, eager
@@ -38,14 +38,14 @@ def trusted_kernels(
     """
     if doubt is None and next(learner.network.parameters()).device.type == "cuda":
         wrong = disagreements(learner, training, execution)
-        fused.Switch.on = not wrong
+        kernels.Switch.on = not wrong
         doubt = told(wrong) if wrong else None
     if doubt is not None and execution.precision == "float8":
         raise UserError(f"precision float8: {doubt}; use --set precision=bfloat16")
     try:
         yield doubt
     finally:
-        fused.Switch.on = False
+        kernels.Switch.on = False
 
 
 def told(wrong: dict[str, float]) -> str:
@@ -61,9 +61,9 @@ def disagreements(learner: Learner, training: Training, execution: Execution) ->
     """
     block, inputs = one_block(learner, training, execution)
     precise = execution.model_copy(update={"precision": "float32"})
-    fused.Switch.on = False
+    kernels.Switch.on = False
     truth, plain = answers(block, widened(inputs), precise), answers(block, inputs, execution)
-    fused.Switch.on = True
+    kernels.Switch.on = True
     try:
         wrong = further_off(truth, plain, answers(block, inputs, execution))
         if not wrong and execution.precision == "float8":
@@ -74,7 +74,7 @@ def disagreements(learner: Learner, training: Training, execution: Execution) ->
     except Exception as error:  # noqa: BLE001, whatever keeps a kernel from running, a training can do without it
         return {f"all of it ({type(error).__name__})": 1.0}
     finally:
-        fused.Switch.on = False
+        kernels.Switch.on = False
     return wrong
 
 
@@ -111,17 +111,17 @@ def answering_disagreements(network: nn.Module, ask: Callable[[], object]) -> di
         # what was there before would hide an error in what is small beside it
         return {"what a block adds": block(*inputs).float() - h.float()}
 
-    before, fused.Switch.on = fused.Switch.on, False
+    before, kernels.Switch.on = kernels.Switch.on, False
     try:
         plain, truth = added(block, inputs), added(copy.deepcopy(block).float(), widened(inputs))
-        fused.Switch.on = True
+        kernels.Switch.on = True
         ours = added(block, inputs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001, whatever keeps a kernel from running, it can be done without
         return {f"all of it ({type(error).__name__})": 1.0}
     finally:
-        fused.Switch.on = before
+        kernels.Switch.on = before
     return further_off(truth, plain, ours)
 
 

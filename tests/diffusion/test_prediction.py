@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from atoll.process import EDM, Kind, LinearFlow, Prediction, Schedule, combine, convert, noisy, pair, x0_gain
-from atoll.process.prediction import carries_only_noise, tells_only
+from atoll.diffusion import EDM, Kind, LinearFlow, Prediction, Schedule, combine, convert, noisy, pair, x0_gain
+from atoll.diffusion.prediction import carries_only_noise, tells_only
 from gaussian_world import PRODUCT, SCHEDULES, name, states
 
 TIMES = torch.tensor([0.001, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999], dtype=torch.float64)

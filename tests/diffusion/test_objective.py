@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from atoll.process import (
+from atoll.diffusion import (
     Bridge,
     CosineVP,
     DDPMBetas,

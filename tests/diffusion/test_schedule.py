@@ -10,7 +10,7 @@ import torch
 from diffusers import DDPMScheduler
 from torch import Tensor
 
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     Bridge,
     Condition,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atoll.process import Condition
+from atoll.diffusion import Condition
 
 
 def full(count: int) -> Condition:

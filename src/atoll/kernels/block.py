@@ -12,7 +12,7 @@ With `float8` the long products, of queries, keys and values together and of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,11 @@ from .epilogue import ends_in_gelu
 from .float8 import mapped, pulled, rounds_well
 from .tokens import add_norm_modulate, gated_add, gelu_backward, keep_and_norm
 
-if TYPE_CHECKING:
-    from ..dit import Block, CrossAttention, Projection, SelfAttention
-
 Branch = tuple[Tensor, Tensor | None]  # [B, N, D], and the bias whose gradient whoever adds the branch must sum
 
 
 def fused_block(
-    block: Block, h: Tensor, six: tuple[Tensor, ...], text: Tensor | None, mask: Tensor | None, eps: float
+    block: Any, h: Tensor, six: tuple[Tensor, ...], text: Tensor | None, mask: Tensor | None, eps: float
 ) -> Tensor:
     """As Block's own: tokens [B, N, D], six vectors [B, 1, D] -> tokens; eps is the first norm's."""
     float8 = block.float8 and torch.is_grad_enabled() and rounds_well(block.width, block.mlp.enter.out_features)
@@ -48,7 +45,7 @@ def fused_block(
     return gated_add(h, mlp_gate, branch, bias)
 
 
-def to_themselves(attention: SelfAttention, y: Tensor, float8: bool) -> Branch:
+def to_themselves(attention: Any, y: Tensor, float8: bool) -> Branch:
     """Self-attention of tokens."""
     tokens, width = y.shape[1:]
     if attention.norm is not None or not attends(y, tokens, tokens, width // attention.heads):
@@ -57,7 +54,7 @@ def to_themselves(attention: SelfAttention, y: Tensor, float8: bool) -> Branch:
     return held(attention.out, self_attention(qkv, attention.qkv.bias)), attention.out.bias
 
 
-def to_text(cross: CrossAttention, h: Tensor, text: Tensor, mask: Tensor | None) -> tuple[Tensor, Branch]:
+def to_text(cross: Any, h: Tensor, text: Tensor, mask: Tensor | None) -> tuple[Tensor, Branch]:
     """The tokens as they came, and what they read in the text."""
     tokens, width = h.shape[1:]
     if cross.norm is not None or not attends(h, tokens, text.shape[1], width // cross.heads):
@@ -69,7 +66,7 @@ def to_text(cross: CrossAttention, h: Tensor, text: Tensor, mask: Tensor | None)
     return h, (held(cross.out, cross_attention(q, kv, mask, cross.q.bias, cross.kv.bias)), cross.out.bias)
 
 
-def through_mlp(mlp: Projection, y: Tensor, float8: bool) -> Branch:
+def through_mlp(mlp: Any, y: Tensor, float8: bool) -> Branch:
     if not isinstance(mlp.activation, nn.GELU) or mlp.activation.approximate != "tanh" or ends_in_gelu(y):
         return mlp(y), None
     enter, leave = mlp.enter, mlp.leave

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.process import (
+from atoll.diffusion import (
     EDM,
     Bridge,
     Condition,
@@ -20,7 +20,7 @@ from atoll.process import (
     Schedule,
     x0_gain,
 )
-from atoll.process.schedule import _ddpm_log_snr
+from atoll.diffusion.schedule import _ddpm_log_snr
 from closed_form import ExactDenoiser, ImperfectDenoiser
 from gaussian_world import PRODUCT, SCHEDULES, WORLD, covered, name, relative_error, states
 from paper_fusion import PaperFusion
@@ -234,8 +234,8 @@ def test_a_device_without_float64_is_right_to_three_digits(
     """Apple's GPUs: as if every device were one, nothing is wider than float32 and the answer still holds."""
     x, t = states(16, TIMES)
     truth, inside = TRUTH(x, t, None).value, covered(schedule, t)
-    monkeypatch.setattr("atoll.process.schedule.wide_dtype", lambda device: torch.float32)
-    monkeypatch.setattr("atoll.process.schedule._ddpm_log_snr_on", lambda *key: _ddpm_log_snr(*key[:2]).float())
+    monkeypatch.setattr("atoll.diffusion.schedule.wide_dtype", lambda device: torch.float32)
+    monkeypatch.setattr("atoll.diffusion.schedule._ddpm_log_snr_on", lambda *key: _ddpm_log_snr(*key[:2]).float())
     ideal = expert(schedule, kind)
     seen: list[torch.dtype] = []
 

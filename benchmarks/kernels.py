@@ -34,6 +34,7 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll import kernels
 from atoll.kernels import block as fused_block
 from atoll.models import dit
 from atoll.models.dit import Block, DiTConfig

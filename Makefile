@@ -3,7 +3,7 @@ PYTHON ?= python3
 OUT ?= runs/demo
 BIN := .venv/bin
 
-.PHONY: help house setup demo compare test lint types test-slow gallery oracle docs house format clean
+.PHONY: help setup demo compare test lint types test-slow gallery oracle docs house format clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -37,9 +37,6 @@ types: setup
 
 oracle: setup  ## the closed-form tables: bridged, mixed and literal velocities against the truth
 	$(BIN)/python benchmarks/oracle.py
-
-house: setup  ## the size of every package, and its limit
-	$(BIN)/python tools/house.py
 
 docs: setup  ## write docs/commands, a page per command, from --help
 	$(BIN)/python tools/write_commands.py

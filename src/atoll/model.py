@@ -24,7 +24,7 @@ from .ensemble.placing import Placement, SingleExpert, load_single_expert
 from .ensemble.routes import parse_route
 from .islands.expert import KIND as EXPERT
 from .models.autoencoders import load_autoencoder
-from .process import Condition, Denoiser, Opposed
+from .diffusion import Condition, Denoiser, Opposed
 from .sampling import Routed, Step, image_seeds
 from .sampling import Sampling as Sampling  # for those who import the model
 from .sampling import stream as sample

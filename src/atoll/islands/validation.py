@@ -45,7 +45,7 @@ class Validation:
         return Validation(x0, eps, fixed_times(TIMES).repeat(count), condition)
 
     def measure(self, network: nn.Module, card: ExpertCard, execution: Execution) -> float:
-        """The validation loss of process/objective.py, mean over all triples."""
+        """The validation loss of diffusion/objective.py, mean over all triples."""
         return self._error(network, card, execution, self.t)
 
     def best_limit(self, network: nn.Module, card: ExpertCard, execution: Execution) -> float | None:

@@ -13,7 +13,7 @@ and five things to be conditioned on (`condition`):
   tokens  text token embeddings, read by cross-attention in every block
 
 Shapes: B images, C x H x W latent, p patch, N = (H/p)(W/p) image tokens, D width, L text tokens.
-No loss, no device policy: what the numbers mean is process/'s business, where they live the caller's.
+No loss, no device policy: what the numbers mean is diffusion/'s business, where they live the caller's.
 """
 
 from __future__ import annotations

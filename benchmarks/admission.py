@@ -27,12 +27,12 @@ from torch import Tensor
 
 from atoll.artifacts import Store
 from atoll.diffusion import Condition, Denoiser, Kind, LinearFlow, Prediction
-from atoll.ensemble.versions import Member, Version, open_ensemble, place_of
 from atoll.exchange.checks import CHECKS, Candidate
 from atoll.exchange.quarantine import CONTRIBUTION, read_manifest
 from atoll.islands.expert import Expert, load_expert
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
+from atoll.registry.versions import Member, Version, open_ensemble, place_of
 from atoll.training.resources import Resources
 from provenance import commit
 

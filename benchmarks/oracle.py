@@ -36,7 +36,7 @@ from atoll.diffusion import (
     Schedule,
     noisy,
 )
-from atoll.ensemble import Mixture
+from atoll.mixture import Mixture
 from atoll.sampling import SOLVERS, GridPath, Sampling, generate
 from atoll.sampling.protocols import as_routed
 

@@ -16,7 +16,7 @@ import torch
 from matplotlib.axes import Axes
 
 from atoll.diffusion import Bridge, CosineVP, Denoiser, Kind, LinearFlow
-from atoll.ensemble import Mixture
+from atoll.mixture import Mixture
 from oracle import REFERENCE, WORLD, over_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,11 @@ def tiny_demo(session_folder: Path) -> Path:
 def late(session_folder: Path) -> Path:
     """A folder in which the story of late data in docs/data.md has been told with small budgets. Read only."""
     return made_once(session_folder, "late", tell_small)
+
+
+@pytest.fixture
+def run(tiny_demo: Path, tmp_path: Path) -> Path:
+    """A model of eight experts in ten versions. Files are links: what is changed must be replaced, not written into."""
+    for name in ("data", "partition", "orders", "contributions", "router", "ensemble"):
+        shutil.copytree(tiny_demo / name, tmp_path / "run" / name, copy_function=os.link)
+    return tmp_path / "run"

@@ -32,8 +32,8 @@ from atoll.diffusion import (
     widen,
 )
 from atoll.diffusion.schedule import _ddpm_log_snr_on
-from atoll.ensemble.mixture import Mixture
-from atoll.ensemble.routes import parse_route
+from atoll.mixture.mixture import Mixture
+from atoll.mixture.routes import parse_route
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
 from atoll.router.card import RouterCard, TrainedRouter

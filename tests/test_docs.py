@@ -14,8 +14,8 @@ import pytest
 
 from atoll.artifacts import Store
 from atoll.cli import main
-from atoll.ensemble.status import stages
-from atoll.ensemble.versions import History
+from atoll.registry.status import stages
+from atoll.registry.versions import History
 from atoll.sampling import Sampling
 from atoll.training.execution import Execution
 from late_story import small, story, tell

@@ -23,7 +23,6 @@ from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
 from atoll.cli.run import print_forecast
 from atoll.data.sources import open_source
-from atoll.ensemble.versions import open_ensemble
 from atoll.islands.order import read_order
 from atoll.pipeline.settings import Asked, EvalConfig, read_run, write_once
 from atoll.pipeline.sizing import (
@@ -34,6 +33,7 @@ from atoll.pipeline.sizing import (
     sampling_workers,
     size_run,
 )
+from atoll.registry.versions import open_ensemble
 from atoll.training.machines import Machine
 from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests

@@ -20,9 +20,9 @@ import atoll
 from atoll import Model, Sampling, StepInfo
 from atoll.artifacts import UserError
 from atoll.diffusion import Condition
-from atoll.ensemble.load import Ensemble
-from atoll.ensemble.mixture import Mixture
-from atoll.ensemble.placing import Placed, Placement, SingleExpert
+from atoll.mixture.mixture import Mixture
+from atoll.runtime.load import Ensemble
+from atoll.runtime.placing import Placed, Placement, SingleExpert
 from atoll.sampling import GuidanceWeights, image_seeds
 from atoll.sampling.noise import initial_noise
 

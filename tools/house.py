@@ -25,7 +25,7 @@ LIMITS = {
     "training": (r"training/", 1350),
     "executor": (r"(executor|data/engine)\.py", 150),
     "islands, router": (r"(islands|router)/", 900),
-    "ensemble": (r"(ensemble|runtime|registry)/", 1650),
+    "ensemble": (r"(ensemble|mixture|runtime|registry)/", 1650),
     "sampling": (r"sampling/", 550),
     "distill": (r"distill/", 450),
     "evaluation": (r"evaluation/", 1450),

@@ -18,13 +18,13 @@ from .convert.release import digest_of, is_release, read_release, spaces_of, to_
 from .data.classes import class_number, class_title
 from .data.space import LatentConfig, TextConfig
 from .data.text import text_encoder
-from .ensemble.load import Ensemble, load_ensemble
-from .ensemble.missing import ExpertsMissing
-from .ensemble.placing import Placement, SingleExpert, load_single_expert
-from .ensemble.routes import parse_route
-from .islands.expert import KIND as EXPERT
-from .models.autoencoders import load_autoencoder
 from .diffusion import Condition, Denoiser, Opposed
+from .islands.expert import KIND as EXPERT
+from .mixture.missing import ExpertsMissing
+from .mixture.routes import parse_route
+from .models.autoencoders import load_autoencoder
+from .runtime.load import Ensemble, load_ensemble
+from .runtime.placing import Placement, SingleExpert, load_single_expert
 from .sampling import Routed, Step, image_seeds
 from .sampling import Sampling as Sampling  # for those who import the model
 from .sampling import stream as sample

@@ -26,15 +26,15 @@ from atoll.convert.release import export_pipeline, read_release, to_pipeline
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
 from atoll.diffusion import CosineVP, DDPMBetas, Kind, LinearFlow
-from atoll.ensemble.load import Ensemble
-from atoll.ensemble.placing import Placed, Placement, SingleExpert, load_single_expert, open_expert
-from atoll.ensemble.versions import Member, Version
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
+from atoll.registry.versions import Member, Version
 from atoll.router.card import RouterCard, TrainedRouter
+from atoll.runtime.load import Ensemble
+from atoll.runtime.placing import Placed, Placement, SingleExpert, load_single_expert, open_expert
 from atoll.sampling import SOLVERS, GridPath, Sampling, parse_grid, step_noise
 from atoll.training.result import WEIGHTS
 from installs import atoll_without, environment_with

@@ -43,10 +43,10 @@ from atoll.distill.lessons import (
 )
 from atoll.distill.plan import DistillPlan, TrustIn, student_plan
 from atoll.distill.stage import Desk, Teachers, data_school, settled
-from atoll.ensemble.mixture import Denoisers, Mixture, Rows
-from atoll.ensemble.pool import ExpertPool
-from atoll.ensemble.versions import place_of
 from atoll.islands.expert import load_expert
+from atoll.mixture.mixture import Denoisers, Mixture, Rows
+from atoll.registry.versions import place_of
+from atoll.runtime.pool import ExpertPool
 from atoll.training.machines import GIB
 from atoll.training.recipe import Training
 from atoll.training.resources import Resources

@@ -19,13 +19,13 @@ from atoll.diffusion import EDM, CosineVP, Kind, LinearFlow, Objective
 from atoll.distill.plan import MOST_UNPROMPTED, DistillPlan, student_plan, unprompted_share, usual_trajectories
 from atoll.distill.stage import Desk, Teachers, data_school, distill, parents_of, settled, told_trust
 from atoll.distill.start import CHOSEN
-from atoll.ensemble.changes import remove_expert
-from atoll.ensemble.status import stages
-from atoll.ensemble.versions import place_of
 from atoll.islands.expert import ExpertCard, all_licenses, load_expert, write_expert
 from atoll.model import load
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiT, DiTConfig
+from atoll.registry.changes import remove_expert
+from atoll.registry.status import stages
+from atoll.registry.versions import place_of
 from atoll.training.checkpoints import Checkpoints
 from atoll.training.execution import Execution
 from atoll.training.resources import Resources

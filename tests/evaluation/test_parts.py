@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 
 from atoll.artifacts import Artifact
 from atoll.diffusion import LinearFlow
-from atoll.ensemble.record import Record
 from atoll.evaluation.samples import StoredImages, read_samples, write_images
-from atoll.sampling import Path as GridPath
-from atoll.sampling import Request, Sampling, Step, uniform
+from atoll.mixture.record import Record
+from atoll.sampling import GridPath, Request, Sampling, Step, uniform
 from killed import finish, start
 
 SAMPLED = ["-n", "60", "--batch", "8", "--steps", "3", "--route", "top-1"]

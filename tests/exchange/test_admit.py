@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 
 from atoll.artifacts import Artifact, Store, finalize
 from atoll.diffusion import LinearFlow, noisy, velocity_error
-from atoll.ensemble.changes import register_orders
-from atoll.ensemble.versions import History, open_ensemble
 from atoll.exchange.admission import admit
 from atoll.exchange.checks import CHECKS
 from atoll.exchange.holdout import Draws, GaussianDenoiser, Scores
@@ -21,6 +19,8 @@ from atoll.exchange.thresholds import AdmissionThresholds
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Acceptance
 from atoll.islands.train import train
+from atoll.registry.changes import register_orders
+from atoll.registry.versions import History, open_ensemble
 from atoll.training.resources import Resources
 from runs import atoll, resealed
 

@@ -17,7 +17,6 @@ import torch
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.diffusion import Condition, Denoiser, Kind, LinearFlow, Prediction
-from atoll.ensemble.versions import open_ensemble
 from atoll.exchange import admission
 from atoll.exchange.admission import admit
 from atoll.exchange.checks import (
@@ -36,6 +35,7 @@ from atoll.exchange.inbox import inbox_of
 from atoll.exchange.quarantine import Refused, read_manifest
 from atoll.islands.expert import load_expert
 from atoll.islands.order import read_order
+from atoll.registry.versions import open_ensemble
 from exchange.gallery import HOSTILE, build, fresh, noisy, reseal, weights
 from runs import atoll, made_once
 

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.artifacts import Store
 from atoll.artifacts.signing import allowed_line
-from atoll.ensemble.versions import open_ensemble
+from atoll.registry.versions import open_ensemble
 from exchange.test_signatures import new_key
 from runs import ATOLL
 from web_servers import web_server

@@ -20,13 +20,13 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, find, sha256_file
 from atoll.data.shards import pack_captions, write_shard
 from atoll.data.space import TextConfig
-from atoll.ensemble.changes import register_orders
 from atoll.exchange import published as published_module
 from atoll.exchange.join import JOINED, Joining, check_text_encoder
 from atoll.exchange.lease_status import lease_status
 from atoll.exchange.leases import LeaseFile, Leases
 from atoll.exchange.published import CARD, ORGANIZERS, find_card, policy, publish
 from atoll.islands.order import read_order
+from atoll.registry.changes import register_orders
 from exchange.test_signatures import new_key
 from runs import ATOLL, atoll
 from s3_servers import moto_bucket, reached_at

@@ -13,13 +13,13 @@ import pytest
 import atoll
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.artifacts.signing import allowed_line, sign, signer, statement
-from atoll.ensemble.changes import set_route
-from atoll.ensemble.signatures import KEY, begin_signing
-from atoll.ensemble.versions import open_ensemble
 from atoll.exchange.admission import admit
 from atoll.exchange.inbox import Quota, QuotaExceeded, inbox_of
 from atoll.exchange.quarantine import Refused
 from atoll.exchange.signed import SIGNATURE, sign_contribution
+from atoll.registry.changes import set_route
+from atoll.registry.signatures import KEY, begin_signing
+from atoll.registry.versions import open_ensemble
 from exchange.gallery import fresh, reseal
 
 if shutil.which("ssh-keygen") is None:

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
-from atoll.ensemble.checks import Checks
-from atoll.ensemble.versions import History, Version, open_ensemble
 from atoll.exchange.admission import admit
 from atoll.exchange.holdout import Holdout, validation_loss
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
 from atoll.islands.order import read_order
 from atoll.islands.train import train
+from atoll.registry.checks import Checks
+from atoll.registry.versions import History, Version, open_ensemble
 from atoll.training.resources import Resources
 from runs import resealed
 

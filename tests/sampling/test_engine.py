@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from atoll.diffusion import Condition, Kind, LinearFlow, Prediction
-from atoll.ensemble import Fixed, Mixture, TopK, parse_route
-from atoll.ensemble.mixture import RouterFunction
+from atoll.mixture import Fixed, Mixture, TopK, parse_route
+from atoll.mixture.mixture import RouterFunction
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate, initial_noise, stream, uniform
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import WORLD

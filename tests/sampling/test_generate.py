@@ -18,7 +18,7 @@ from atoll.diffusion import (
     Prediction,
     Schedule,
 )
-from atoll.ensemble import Mixture, parse_route
+from atoll.mixture import Mixture, parse_route
 from atoll.sampling import SOLVERS, Sampling, generate, image_seeds, stream
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from paper_fusion import PaperFusion

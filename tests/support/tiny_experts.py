@@ -9,11 +9,11 @@ import torch
 from atoll.artifacts import Artifact
 from atoll.data.space import LatentConfig
 from atoll.diffusion import EDM, Bridge, Condition, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule
-from atoll.ensemble.pool import ExpertPool
-from atoll.ensemble.residency import Residency, Running, Stored
-from atoll.ensemble.weights import Precision, layout_of, open_weights
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
+from atoll.runtime.pool import ExpertPool
+from atoll.runtime.residency import Residency, Running, Stored
+from atoll.runtime.weights import Precision, layout_of, open_weights
 
 LATENT = (4, 8, 8)
 OBJECTIVES: list[tuple[Schedule, Kind]] = [

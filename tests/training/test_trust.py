@@ -11,11 +11,11 @@ from torch import Tensor
 
 from atoll import kernels
 from atoll.artifacts import UserError
-from atoll.ensemble.placing import small_question
 from atoll.islands.learning import ExpertLearner
 from atoll.kernels import block
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.int8 import Int8Linear, quantised, to_int8
+from atoll.runtime.placing import small_question
 from atoll.training.execution import Execution
 from atoll.training.trust import answering_disagreements, disagreements, trusted_kernels
 from tiny_orders import tiny_learner, tiny_order

@@ -11,7 +11,7 @@ from ..artifacts import Store, UserError, find
 from ..distill.plan import DistillPlan, student_plan
 from ..distill.stage import Teachers
 from ..distill.stage import distill as run_distillation
-from ..ensemble.routes import parse_route
+from ..mixture.routes import parse_route
 from ..training.resources import Resources, parse_memory
 from ..training.team import leads_its_team
 from .options import CheckpointSeconds, Device, Memory, Settings, Tensorboard, WorkFolder, existing_file, with_settings

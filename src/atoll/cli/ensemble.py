@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..artifacts import Store, UserError
-from ..ensemble.changes import remove_expert, roll_back, set_route, use_expert
-from ..ensemble.signatures import begin_signing
-from ..ensemble.versions import FOLDER, History, Version, file_name, is_whole, no_ensemble, warn_if_stale
+from ..registry.changes import remove_expert, roll_back, set_route, use_expert
+from ..registry.signatures import begin_signing
+from ..registry.versions import FOLDER, History, Version, file_name, is_whole, no_ensemble, warn_if_stale
 from .progress import console
 from .tables import plain
 

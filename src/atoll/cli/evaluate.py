@@ -10,16 +10,16 @@ import torch
 import typer
 
 from ..artifacts import Artifact, Store, UserError
-from ..ensemble.checks import check_spaces
-from ..ensemble.routes import parse_route
-from ..ensemble.versions import Version, open_ensemble, open_reference
 from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms, student_arms
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
 from ..executor import make_executor
 from ..islands.expert import KIND as EXPERT
 from ..islands.expert import read_expert_card
+from ..mixture.routes import parse_route
 from ..models.feature_extractors import extractor_id
+from ..registry.checks import check_spaces
+from ..registry.versions import Version, open_ensemble, open_reference
 from ..sampling import Sampling
 from .options import Devices, Engine, Memory, RayAddress, Settings, Threads, Weights, with_settings
 from .progress import console, progress

@@ -10,9 +10,6 @@ import typer
 from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..ensemble.changes import check_plan
-from ..ensemble.status import artifacts_in
-from ..ensemble.versions import Version, find_ensemble, place_of
 from ..islands.order import read_order
 from ..planning import reissue as again
 from ..planning.islands import read_islands
@@ -20,6 +17,9 @@ from ..planning.launch import check_launch, write_launch
 from ..planning.recipes import DIGITS, RECIPES, PlanConfig, name_for, recipe, rescale_hparams
 from ..planning.stage import plan as plan_stage
 from ..planning.stage import plan_monolith
+from ..registry.changes import check_plan
+from ..registry.status import artifacts_in
+from ..registry.versions import Version, find_ensemble, place_of
 from ..training.machines import APPLE, GPUS
 from .options import Settings, existing_file, with_settings
 from .progress import console, print_line, progress

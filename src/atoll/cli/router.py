@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..ensemble.changes import register_router
-from ..ensemble.checks import Checks
-from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
 from ..islands.order import Order
+from ..registry.changes import register_router
+from ..registry.checks import Checks
+from ..registry.versions import Version, open_ensemble, open_reference, place_of
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
 from ..training.resources import Resources, parse_memory

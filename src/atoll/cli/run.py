@@ -13,11 +13,11 @@ from rich.table import Table
 from ..artifacts import Artifact, Store, UserError, find, sanitize
 from ..data.prepare import check_apart, check_device
 from ..data.sources import Source, SourceConfig, is_built_in, open_source
-from ..ensemble.status import goes_on, holds_run, shell
-from ..ensemble.versions import open_ensemble
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
 from ..pipeline.sizing import FEW_IMAGES, forecast, measure_pace, size_run
 from ..pipeline.stages import STAGES, run_pipeline
+from ..registry.status import goes_on, holds_run, shell
+from ..registry.versions import open_ensemble
 from ..training.execution import named_or_best
 from ..training.machines import this_machine
 from .options import Device, Plugins, Settings, with_settings

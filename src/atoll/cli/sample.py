@@ -9,9 +9,9 @@ import torch
 import typer
 
 from ..artifacts import UserError
-from ..ensemble.routes import parse_route
 from ..evaluation.folder import add_samples
 from ..evaluation.samples import SampleSettings
+from ..mixture.routes import parse_route
 from ..model import load
 from ..sampling import Sampling
 from .options import Devices, Memory, Settings, Threads, Weights, with_settings

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from ..artifacts import Store, UserError
-from ..ensemble.status import goes_on, shell, stages
 from ..exchange.lease_status import OrderStatus, lease_status, names_by_key
 from ..exchange.published import find_card
 from ..exchange.signed import read_signers
+from ..registry.status import goes_on, shell, stages
 from .progress import console
 from .tables import plain
 

@@ -16,12 +16,12 @@ from markupsafe import Markup
 from .. import __version__
 from ..artifacts import Store, UserError, find
 from ..data.space import TextConfig
-from ..ensemble.load import Ensemble
-from ..ensemble.placing import SingleExpert
-from ..ensemble.versions import place_of
 from ..islands.expert import ExpertCard
 from ..models.accounting import account
 from ..models.autoencoders import load_autoencoder
+from ..registry.versions import place_of
+from ..runtime.load import Ensemble
+from ..runtime.placing import SingleExpert
 from .bundle import expert_names
 
 LONGEST = 120  # characters of an untrusted value

@@ -49,8 +49,8 @@ from ..diffusion import (
     Opposed,
     Schedule,
 )
-from ..ensemble.mixture import Denoisers, Mixture
-from ..ensemble.routes import parse_route
+from ..mixture.mixture import Denoisers, Mixture
+from ..mixture.routes import parse_route
 from ..models.block_transform import BlockTransform
 from ..models.dit import DiT, DiTConfig
 from ..models.router import Router, RouterConfig, cluster_weights

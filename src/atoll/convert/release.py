@@ -25,11 +25,6 @@ from torch import nn
 from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes, verify_file
 from ..data.space import LatentConfig
 from ..diffusion import LinearFlow
-from ..ensemble.checks import check_spaces
-from ..ensemble.load import Ensemble
-from ..ensemble.placing import OpenedExpert, Placed, Placement, SingleExpert
-from ..ensemble.versions import Version
-from ..ensemble.weights import open_weights
 from ..islands.expert import ExpertCard
 from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, Own, load_autoencoder
 from ..models.block_transform import BlockTransform
@@ -37,7 +32,12 @@ from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
 from ..models.shapes import as_shapes
 from ..models.text_encoders import load_pretrained_text
+from ..registry.checks import check_spaces
+from ..registry.versions import Version
 from ..router.card import RouterCard, TrainedRouter
+from ..runtime.load import Ensemble
+from ..runtime.placing import OpenedExpert, Placed, Placement, SingleExpert
+from ..runtime.weights import open_weights
 from ..training.result import read_network
 from .bundle import bundle, expert_names, load
 from .checkpoint import read_json

@@ -43,7 +43,7 @@ from ..diffusion import (
     widen,
     x0_gain,
 )
-from ..ensemble.mixture import Experts, Mixture
+from ..mixture.mixture import Experts, Mixture
 from ..router.learning import ClusteredSamples
 from ..sampling import ImageRoute
 from ..training.packing import Batch

@@ -20,20 +20,20 @@ from ..artifacts import Artifact, Store, UserError, canonical_json, differences,
 from ..data.index import Index
 from ..data.text import text_encoder
 from ..diffusion import Condition, Objective
-from ..ensemble.checks import Checks
-from ..ensemble.load import Ensemble, check_digest, load_ensemble
-from ..ensemble.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
-from ..ensemble.routes import TopK, parse_route
-from ..ensemble.signatures import check_signed
-from ..ensemble.versions import Version, open_ensemble, open_reference, place_of
-from ..ensemble.weights import Precision
 from ..islands.expert import ExpertCard, Teacher, all_licenses, write_expert
 from ..islands.order import Order
 from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
+from ..mixture.routes import TopK, parse_route
 from ..models.accounting import account, flops_forward
 from ..models.dit import DiT
+from ..registry.checks import Checks
+from ..registry.signatures import check_signed
+from ..registry.versions import Version, open_ensemble, open_reference, place_of
 from ..router.learning import ClusteredSamples
+from ..runtime.load import Ensemble, check_digest, load_ensemble
+from ..runtime.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
+from ..runtime.weights import Precision
 from ..training.checkpoints import CONFIG, saved_execution
 from ..training.execution import device_name, named_or_best
 from ..training.loop import Progress, Watch, averaged, fit

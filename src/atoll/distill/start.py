@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..artifacts import Store, UserError, write_atomic
 from ..diffusion import Kind
-from ..ensemble.placing import OpenedExpert
 from ..islands.expert import Expert, ExpertCard, load_expert
 from ..islands.learning import process_of
 from ..islands.validation import Validation
+from ..runtime.placing import OpenedExpert
 from ..training.execution import Execution
 from .plan import DistillPlan
 

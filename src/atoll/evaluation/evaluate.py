@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..artifacts import Store, UserError, atomic_file, canonical_json, sha256_bytes
-from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..executor import Executor, RayExecutor
 from ..models.lpips import LPIPS
+from ..registry.versions import open_ensemble, open_reference, place_of
 from ..sampling import Sampling
 from ..training.execution import named_or_best
 from .painting import Opening, painters_of

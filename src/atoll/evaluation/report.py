@@ -16,9 +16,9 @@ from typing import Any
 from PIL import Image
 
 from ..artifacts import Artifact, Store, find
-from ..ensemble.versions import open_ensemble, open_reference, place_of
 from ..islands.expert import read_expert_card
 from ..partition.quality import describe_clusters
+from ..registry.versions import open_ensemble, open_reference, place_of
 from ..router.card import read_router_card
 from .figures import TIME_AXIS, data_uri, heat_map, lines
 from .samples import StoredImages, spaced

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..artifacts import STATE, Artifact, ArtifactWriter, atomic_file, canonical_json, load_if_same, write_atomic
-from ..ensemble.load import Ensemble
-from ..ensemble.record import Record
+from ..mixture.record import Record
 from ..model import Model
+from ..runtime.load import Ensemble
 from ..sampling import Sampling, image_seeds
 
 KIND = "samples"

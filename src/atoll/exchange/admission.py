@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifacts import Artifact, ArtifactWriter, Manifest, Store, UserError, find, sanitize
-from ..ensemble.changes import begun, change_ensemble
-from ..ensemble.checks import Checks, objective_of
-from ..ensemble.versions import Member, Version, is_whole, open_ensemble, place_of
 from ..islands.expert import KIND
 from ..islands.order import Order
+from ..registry.changes import begun, change_ensemble
+from ..registry.checks import Checks, objective_of
+from ..registry.versions import Member, Version, is_whole, open_ensemble, place_of
 from ..training.execution import named_or_best
 from .card_checks import check_manifest
 from .checks import Candidate, run_checks

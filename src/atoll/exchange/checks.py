@@ -18,10 +18,10 @@ from typing import Any
 
 from ..artifacts import Manifest, Store, UserError, find, sanitize
 from ..diffusion import Denoiser, LinearFlow
-from ..ensemble.checks import check_spaces
-from ..ensemble.versions import Member, Version, open_reference, place_of
 from ..islands.expert import KIND, Expert, ExpertCard, load_expert, read_expert_card
 from ..islands.order import Order
+from ..registry.checks import check_spaces
+from ..registry.versions import Member, Version, open_reference, place_of
 from .card_checks import CARD, METRICS, WEIGHTS, check_card, check_metrics, largest_files, read_card
 from .holdout import BRANCHES, EDGES, NEIGHBOR_PAIRS, Branch, Draws, Holdout, Scores, cluster_of, compare, errors, score
 from .inbox import Quota

@@ -33,10 +33,10 @@ from ..diffusion import (
     velocity_error,
     widen,
 )
-from ..ensemble.versions import ValidationLoss
 from ..islands.expert import Expert
 from ..islands.order import Order
 from ..partition.assignment import clusters_of
+from ..registry.versions import ValidationLoss
 from ..training.seeds import generator, seed_from
 
 MOST_ROWS = 2000  # of the holdout, inside the cluster and outside it

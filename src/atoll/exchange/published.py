@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..artifacts import MANIFEST, Artifact, Reference, Store, UserError, explain
 from ..artifacts.signing import MOST_SIGNATURE, allowed_line, sign, signer, statement
 from ..data.progress import Progress, silent
-from ..ensemble.checks import Checks
-from ..ensemble.versions import Version, open_ensemble, place_of
 from ..islands.order import Order, read_order
+from ..registry.checks import Checks
+from ..registry.versions import Version, open_ensemble, place_of
 from .inbox import INBOX
 from .leases import FOLDER as LEASES
 

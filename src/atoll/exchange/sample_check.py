@@ -17,13 +17,13 @@ from ..artifacts import Store, UserError
 from ..data.contact_sheet import COLUMNS, titled_sheet
 from ..data.space import LatentConfig
 from ..diffusion import Condition, Denoiser, LinearFlow
-from ..ensemble.load import Ensemble, load_ensemble
-from ..ensemble.missing import RouterAmong
-from ..ensemble.mixture import Denoisers, Mixture
-from ..ensemble.placing import Placement
-from ..ensemble.pool import ExpertPool
-from ..ensemble.routes import parse_route
 from ..islands.expert import Expert
+from ..mixture.missing import RouterAmong
+from ..mixture.mixture import Denoisers, Mixture
+from ..mixture.routes import parse_route
+from ..runtime.load import Ensemble, load_ensemble
+from ..runtime.placing import Placement
+from ..runtime.pool import ExpertPool
 from ..sampling import Sampling, generate
 from ..training.seeds import generator, seed_from
 from .holdout import Holdout, some_of

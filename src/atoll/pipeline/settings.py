@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import Store, UserError, differences, explain
 from ..data.prepare import PrepareConfig
-from ..ensemble.status import SETTINGS
 from ..partition.config import LARGEST_SEED, PartitionConfig
 from ..planning.recipes import RECIPES, PlanConfig
+from ..registry.status import SETTINGS
 
 NAME = SETTINGS
 HEAD = """\

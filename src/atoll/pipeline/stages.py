@@ -11,10 +11,6 @@ from ..artifacts import Artifact, Store, UserError
 from ..data.prepare import prepare
 from ..data.progress import Progress
 from ..data.sources import Source
-from ..ensemble.changes import register_monolith, register_orders, register_router
-from ..ensemble.checks import Checks
-from ..ensemble.status import ISLANDS
-from ..ensemble.versions import open_ensemble
 from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
 from ..evaluation.report import write_report
 from ..exchange.admission import admit
@@ -22,6 +18,10 @@ from ..executor import Executor, default_workers
 from ..islands.launch import Island, hand_out, over_all, places_for, run_islands
 from ..partition.stage import partition
 from ..planning.stage import MONOLITH, plan, plan_monolith
+from ..registry.changes import register_monolith, register_orders, register_router
+from ..registry.checks import Checks
+from ..registry.status import ISLANDS
+from ..registry.versions import open_ensemble
 from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..sampling import Sampling

@@ -12,9 +12,12 @@ from typing import Any
 
 from ..artifacts import Artifact, Reference, Store, UserError, find, load_if_same
 from ..data.progress import Progress, silent
-from ..ensemble.changes import change_ensemble, grew_from, register_orders, with_orders
-from ..ensemble.checks import Checks
-from ..ensemble.versions import (
+from ..exchange.holdout import Holdout, validation_loss
+from ..islands.expert import load_expert
+from ..islands.order import Order
+from ..registry.changes import change_ensemble, grew_from, register_orders, with_orders
+from ..registry.checks import Checks
+from ..registry.versions import (
     Member,
     ValidationLoss,
     Version,
@@ -25,9 +28,6 @@ from ..ensemble.versions import (
     place_of,
     reference_to,
 )
-from ..exchange.holdout import Holdout, validation_loss
-from ..islands.expert import load_expert
-from ..islands.order import Order
 from ..training.seeds import seed_from
 from .stage import KIND, open_parents, shard_refs, train_counts, write_orders
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from ..artifacts import Artifact, ArtifactWriter, Reference, Store, UserError, load_if_same
 from ..data.space import LatentConfig, TextConfig
-from ..ensemble.versions import reference_to
 from ..islands.expert import read_expert_card
 from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
+from ..registry.versions import reference_to
 from ..training.seeds import seed_from
 from .assign import Job, Option, match, option_of_size, plan_job
 from .islands import Island

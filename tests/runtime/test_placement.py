@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from atoll.artifacts import UserError
-from atoll.ensemble.placing import Placement, choose, load_single_expert
-from atoll.ensemble.residency import UnreadableExperts
-from atoll.ensemble.weights import Layout, layout_of
 from atoll.model import placement_of
 from atoll.models.presets import preset
+from atoll.runtime.placing import Placement, choose, load_single_expert
+from atoll.runtime.residency import UnreadableExperts
+from atoll.runtime.weights import Layout, layout_of
 from tiny_experts import write_experts
 
 XL = preset("xl/2", latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)

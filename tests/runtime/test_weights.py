@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atoll.artifacts import UserError, file_digest, sha256_file
-from atoll.ensemble.weights import Layout, layout_of, open_weights
 from atoll.islands.expert import load_expert
 from atoll.models.dit import DiT
 from atoll.models.int8 import Int8Linear, quantised, widened
+from atoll.runtime.weights import Layout, layout_of, open_weights
 from tiny_experts import architecture, write_experts
 
 CONFIG = architecture(1)
@@ -140,7 +140,7 @@ def test_a_file_is_hashed_once_per_process(weights: Path, tmp_path: Path, monkey
             begun.append(None)
         return real(*data)
 
-    monkeypatch.setattr("atoll.ensemble.weights.hashlib.sha256", sha256_of)
+    monkeypatch.setattr("atoll.runtime.weights.hashlib.sha256", sha256_of)
     layout = layout_of(CONFIG, "float32")
 
     def hashed() -> bool:

@@ -11,7 +11,7 @@ import pytest
 import atoll
 from atoll.artifacts import UserError
 from atoll.cli import main
-from atoll.ensemble.missing import ExpertsMissing
+from atoll.mixture.missing import ExpertsMissing
 
 PAINT = ["--prompt", "a handwritten one", "-n", "4", "--steps", "2"]
 

@@ -18,8 +18,8 @@ from atoll.diffusion import (
     Prediction,
     Schedule,
 )
-from atoll.ensemble import Denoisers, Full, Mixture, Threshold, TopK, parse_route
-from atoll.ensemble.mixture import rows_by_expert
+from atoll.mixture import Denoisers, Full, Mixture, Threshold, TopK, parse_route
+from atoll.mixture.mixture import rows_by_expert
 from atoll.sampling import ImageRoute, Route, Routed
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, covered, relative_error, states

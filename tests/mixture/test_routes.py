@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.artifacts import UserError
-from atoll.ensemble import Fixed, Full, Threshold, TopK, parse_route
+from atoll.mixture import Fixed, Full, Threshold, TopK, parse_route
 from atoll.sampling import ImageRoute, Route
 
 B, K = 64, 8

@@ -34,7 +34,7 @@ from ..artifacts import (
 )
 from ..data.space import LatentConfig, TextConfig
 from ..diffusion import AnySchedule, LinearFlow
-from .routes import parse_route
+from ..mixture.routes import parse_route
 
 FOLDER = "ensemble"
 COPY = "ensemble.json"

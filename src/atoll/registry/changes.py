@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from ..artifacts import Artifact, Reference, Store, UserError, explain
 from ..data.classes import class_names
 from ..data.space import LatentConfig, text_space
+from ..mixture.routes import parse_route
 from .checks import Checks
-from .routes import parse_route
 from .signatures import sign_version
 from .versions import (
     COPY,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from atoll.diffusion import Condition, Denoiser, Kind, LinearFlow, Prediction
-from atoll.ensemble import Denoisers, Full, Mixture, parse_route
-from atoll.ensemble.missing import RouterAmong, without_missing
+from atoll.mixture import Denoisers, Full, Mixture, parse_route
+from atoll.mixture.missing import RouterAmong, without_missing
 from atoll.sampling import ImageRoute, Route, Sampling, generate
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from gaussian_world import WORLD, relative_error, states

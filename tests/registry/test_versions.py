@@ -18,7 +18,8 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.cli import main
 from atoll.diffusion import CosineVP
-from atoll.ensemble.changes import (
+from atoll.model import load
+from atoll.registry.changes import (
     begun,
     change_ensemble,
     register_orders,
@@ -28,8 +29,8 @@ from atoll.ensemble.changes import (
     set_route,
     use_expert,
 )
-from atoll.ensemble.checks import Checks
-from atoll.ensemble.versions import (
+from atoll.registry.checks import Checks
+from atoll.registry.versions import (
     DamagedHistory,
     History,
     Member,
@@ -39,7 +40,6 @@ from atoll.ensemble.versions import (
     find_ensemble,
     open_ensemble,
 )
-from atoll.model import load
 from atoll.sampling import Sampling
 from runs import resealed
 

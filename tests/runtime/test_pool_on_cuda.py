@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from atoll.diffusion import Condition
-from atoll.ensemble import Mixture, parse_route
-from atoll.ensemble.mixture import rows_by_expert
-from atoll.ensemble.placing import Placement, choose, load_single_expert, wrong_kernels
-from atoll.ensemble.pool import ExpertPool
-from atoll.ensemble.weights import layout_of
+from atoll.mixture import Mixture, parse_route
+from atoll.mixture.mixture import rows_by_expert
 from atoll.models.presets import preset
+from atoll.runtime.placing import Placement, choose, load_single_expert, wrong_kernels
+from atoll.runtime.pool import ExpertPool
+from atoll.runtime.weights import layout_of
 from atoll.sampling import Sampling, generate
 from tiny_experts import LATENT, Router, architecture, plain, pool, question, write_experts
 

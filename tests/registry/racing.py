@@ -8,8 +8,8 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 
 from atoll.artifacts import Store, sha256_bytes
-from atoll.ensemble.changes import begun, change_ensemble
-from atoll.ensemble.versions import History, Reference, Version
+from atoll.registry.changes import begun, change_ensemble
+from atoll.registry.versions import History, Reference, Version
 
 PATIENCE = 1200.0  # seconds
 

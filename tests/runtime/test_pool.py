@@ -12,10 +12,10 @@ from torch import Tensor
 
 from atoll.artifacts import UserError
 from atoll.diffusion import Condition
-from atoll.ensemble import Mixture, parse_route
-from atoll.ensemble.graphs import GraphRunner
-from atoll.ensemble.pool import ExpertPool
-from atoll.ensemble.residency import Residency, UnreadableExperts
+from atoll.mixture import Mixture, parse_route
+from atoll.runtime.graphs import GraphRunner
+from atoll.runtime.pool import ExpertPool
+from atoll.runtime.residency import Residency, UnreadableExperts
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate
 from tiny_experts import LATENT, Router, plain, pool, question, stored, write_experts
 

@@ -10,8 +10,8 @@ import pytest
 
 from atoll.artifacts import Store
 from atoll.cli import main, progress
-from atoll.ensemble.changes import begun, change_ensemble
-from atoll.ensemble.versions import open_ensemble
+from atoll.registry.changes import begun, change_ensemble
+from atoll.registry.versions import open_ensemble
 
 
 @pytest.fixture(autouse=True)

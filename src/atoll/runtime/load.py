@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from ..artifacts import Reference, Store, UserError
+from ..mixture.missing import RouterAmong
+from ..mixture.mixture import Mixture, RouterFunction
+from ..registry.checks import Checks
+from ..registry.signatures import check_signed
+from ..registry.versions import Version, open_ensemble, place_of
 from ..router.card import TrainedRouter, load_router
 from ..sampling import Route
-from .checks import Checks
-from .missing import RouterAmong
-from .mixture import Mixture, RouterFunction
 from .placing import OpenedExpert, Placed, Placement, open_expert
 from .residency import UnreadableExperts
-from .signatures import check_signed
-from .versions import Version, open_ensemble, place_of
 from .weights import Precision
 
 

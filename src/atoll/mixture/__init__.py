@@ -1,4 +1,4 @@
-"""Many experts as one denoiser: routes, the mixture, missing experts, loading."""
+"""Many experts as one denoiser: routes, the mixture, missing experts."""
 
 from .mixture import Denoisers, Experts, Mixture, RouterFunction
 from .routes import Fixed, Full, Threshold, TopK, parse_route

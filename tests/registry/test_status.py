@@ -9,9 +9,9 @@ import pytest
 
 from atoll.artifacts import Store
 from atoll.cli import main
-from atoll.ensemble.changes import roll_back
-from atoll.ensemble.status import Stage, stages
-from atoll.ensemble.versions import History, open_ensemble
+from atoll.registry.changes import roll_back
+from atoll.registry.status import Stage, stages
+from atoll.registry.versions import History, open_ensemble
 
 
 def stand(run: Path) -> tuple[dict[str, Stage], list[str]]:

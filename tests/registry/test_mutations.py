@@ -15,8 +15,8 @@ from mutations import Mutator
 from torch import Tensor
 
 from atoll.artifacts import Store, UserError
-from atoll.ensemble.changes import set_route
 from atoll.model import load
+from atoll.registry.changes import set_route
 from atoll.sampling import Sampling
 
 SECONDS = 20.0  # for one load and two images, on a machine that has other things to do

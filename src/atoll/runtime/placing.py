@@ -13,13 +13,13 @@ from torch import Tensor
 from ..artifacts import Artifact, Store, UserError
 from ..diffusion import Condition, LinearFlow
 from ..islands.expert import KIND, ExpertCard, read_expert_card
+from ..mixture.mixture import RouterFunction
 from ..models.accounting import block_values
 from ..models.dit import DiT, DiTConfig
 from ..router.card import TrainedRouter
 from ..training.machines import GIB, reachable
 from ..training.result import WEIGHTS
 from ..training.trust import answering_disagreements, told
-from .mixture import RouterFunction
 from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
 from .routing import place_router

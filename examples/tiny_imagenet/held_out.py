@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from atoll.registry.versions import open_ensemble, open_reference
 
 import atoll
 from atoll.artifacts import Store, write_atomic
 from atoll.evaluation.real import RealData
+from atoll.registry.versions import open_ensemble, open_reference
 from atoll.sampling import Sampling, image_seeds
 
 KINDS = {"template": "other templates", "synonym": "other names", "paraphrase": "descriptions without the name"}

@@ -199,6 +199,16 @@ class Objective:
             self.weighting(self.kind, self.schedule, t),
         )
 
+    def corrupt(self, x0: Tensor, eps: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The noisy x_t, the target of the network, both in x0's precision, and the weight of its squared error [B].
+
+        Coefficients are computed where t is, in float64 if that device has it.
+        """
+        path = self.schedule
+        x_t = mix(path.alpha(t), path.sigma(t), x0, eps)
+        target = mix(*coefficients(self.kind, path, t), x0, eps)
+        return x_t, target, self.weighting(self.kind, path, t)
+
     def noisy(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
         """x_t = alpha x0 + sigma eps."""
         return self.at(t).noisy(x0, eps)

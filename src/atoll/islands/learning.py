@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
-from ..diffusion import Bridge, Corruption, Denoiser, Kind, NetworkDenoiser, Objective
+from ..diffusion import Bridge, Denoiser, Kind, NetworkDenoiser, Objective, squared_error
 from ..models.dit import DiT
 from ..training.execution import Execution
 from ..training.packing import Batch
@@ -17,8 +16,6 @@ from ..training.seeds import batch_numbers
 from .expert import ExpertCard
 from .order import Order
 from .validation import Validation, measured_card, val_loss
-
-COEFFICIENTS = tuple(f.name for f in fields(Corruption))
 
 
 @dataclass
@@ -32,32 +29,29 @@ class ExpertLearner:
     validation: Validation | None
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
-        """Rows `part` of the batch that follows `images` seen: what the samples carry, eps, t and its coefficients.
+        """Rows `part` of the batch that follows `images` seen: what the samples carry, eps and t.
 
-        A pure function of (seed, images seen), so resuming needs no memory of what was drawn before. The objective's
-        coefficients are computed here, on the CPU in float64, and travel as float32.
+        A pure function of (seed, images seen), so resuming needs no memory of what was drawn before.
         """
         order, seed = self.order, self.order.training.seed
         numbers = batch_numbers(seed, images, batch, order.latent.shape, part)
         rows = sample_order(len(self.samples), seed, images, batch)[part]
         drawn = self.samples.pick(rows, numbers.caption)
         dropped = numbers.dropout < order.training.condition_dropout
-        t = order.objective.times(numbers.u)
-        at = order.objective.at(t).to(dtype=torch.float32)
         return {
             **drawn,
             "dropped": drawn["dropped"] | dropped if "dropped" in drawn else dropped,
             "eps": numbers.eps,
-            "t": t,
-            **{name: getattr(at, name) for name in COEFFICIENTS},
+            "t": order.objective.times(numbers.u),
         }
 
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         """The objective's loss per sample [B]."""
         x0, condition = self.samples.fetch(batch)
-        at = Corruption(*(batch[name] for name in COEFFICIENTS))
-        answer = as_learned(network, self.card, self.order.objective)(at.noisy(x0, batch["eps"]), batch["t"], condition)
-        return at.loss(answer.value, x0, batch["eps"])
+        objective, t = self.order.objective, batch["t"]
+        x_t, target, weight = objective.corrupt(x0, batch["eps"], t)
+        error = squared_error(as_learned(network, self.card, objective)(x_t, t, condition).value, target)
+        return weight.to(error.dtype) * error
 
     def measure(self, execution: Execution) -> dict[str, float]:
         """The validation loss on the cluster's validation samples, if it has any."""

@@ -1,4 +1,4 @@
-"""The walls of DESIGN section 5: who may import whom."""
+"""Import rules of DESIGN section 5: which package may import which."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "atoll"
-ROOMS = sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "atoll"
+PACKAGES = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
 
-def rooms_imported_by(file: Path) -> set[str]:
-    """Names of atoll's rooms that a source file imports, anywhere in it (lazy imports count)."""
-    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts  # atoll, room, module
+def packages_imported_by(file: Path) -> set[str]:
+    """Names of atoll's packages that a source file imports, anywhere in it (lazy imports count)."""
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts  # atoll, package, module
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -26,7 +26,7 @@ def rooms_imported_by(file: Path) -> set[str]:
         else:
             continue
         found |= {m.split(".")[1] for m in modules if m.startswith("atoll.")}
-    return found & ({*ROOMS} | {"model", "demo"})
+    return found & ({*PACKAGES} | {"model", "demo"})
 
 
 def modules_loaded_with(file: Path) -> set[str]:
@@ -44,47 +44,47 @@ def modules_loaded_with(file: Path) -> set[str]:
     return found
 
 
-def imports_of(room: str) -> set[str]:
-    files = list((PACKAGE / room).rglob("*.py"))
-    assert files, f"no such room: {room}"
-    return set().union(*(rooms_imported_by(file) for file in files)) - {room}
+def imports_of(package: str) -> set[str]:
+    files = list((SOURCE / package).rglob("*.py"))
+    assert files, f"no such package: {package}"
+    return set().union(*(packages_imported_by(file) for file in files)) - {package}
 
 
 def test_the_reader_sees_relative_absolute_and_lazy_imports(tmp_path: Path) -> None:
     assert "artifacts" in imports_of("islands")
-    assert rooms_imported_by(PACKAGE / "islands" / "order.py") >= {"artifacts", "data", "models", "diffusion"}
+    assert packages_imported_by(SOURCE / "islands" / "order.py") >= {"artifacts", "data", "models", "diffusion"}
 
 
-def test_no_rooms_import_each_other() -> None:
+def test_no_packages_import_each_other() -> None:
     """Not two of them, and no more in a circle: then each can be read, tested and moved without the others."""
-    walls = {room: imports_of(room) for room in ROOMS}
-    walls |= {name: rooms_imported_by(PACKAGE / f"{name}.py") - {name} for name in ("model", "demo")}
-    TopologicalSorter(walls).prepare()  # a CycleError names the rooms
+    imports = {package: imports_of(package) for package in PACKAGES}
+    imports |= {name: packages_imported_by(SOURCE / f"{name}.py") - {name} for name in ("model", "demo")}
+    TopologicalSorter(imports).prepare()  # a CycleError names the packages
 
 
-@pytest.mark.parametrize("room", ["islands", "training", "models", "diffusion", "artifacts"])
-def test_what_an_island_is_made_of_loads_nothing_of_an_organizers(room: str) -> None:
+@pytest.mark.parametrize("package", ["islands", "training", "models", "diffusion", "artifacts"])
+def test_what_an_island_is_made_of_loads_nothing_of_an_organizers(package: str) -> None:
     """tests/test_installs.py runs an island without these; this says in which file one came in."""
-    for file in (PACKAGE / room).rglob("*.py"):
+    for file in (SOURCE / package).rglob("*.py"):
         loaded = {name.partition(".")[0] for name in modules_loaded_with(file)}
         assert not loaded & {"faiss", "pyarrow", "sklearn", "matplotlib"}, file
 
 
 def test_the_reader_of_heavy_imports_knows_a_lazy_one() -> None:
-    assert "faiss" in modules_loaded_with(PACKAGE / "partition" / "kmeans.py")
-    quality = PACKAGE / "partition" / "quality.py"
+    assert "faiss" in modules_loaded_with(SOURCE / "partition" / "kmeans.py")
+    quality = SOURCE / "partition" / "quality.py"
     assert "from sklearn.metrics import" in quality.read_text()
     assert "sklearn.metrics" not in modules_loaded_with(quality)
 
 
-@pytest.mark.parametrize("room", ["diffusion", "artifacts"])
-def test_the_foundations_import_nothing_of_ours(room: str) -> None:
-    assert imports_of(room) == set()
+@pytest.mark.parametrize("package", ["diffusion", "artifacts"])
+def test_the_foundations_import_nothing_of_ours(package: str) -> None:
+    assert imports_of(package) == set()
 
 
 def test_process_imports_torch_only() -> None:
     allowed = {"torch", "math", "dataclasses", "typing", "enum", "functools", "collections", "contextlib", "__future__"}
-    for file in (PACKAGE / "diffusion").glob("*.py"):
+    for file in (SOURCE / "diffusion").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 assert {a.name.split(".")[0] for a in node.names} <= allowed, file
@@ -104,10 +104,10 @@ def test_models_are_modules_only() -> None:
     assert imports_of("models") <= {"diffusion", "artifacts", "kernels"}
 
 
-@pytest.mark.parametrize("room", [r for r in ROOMS if r != "cli"])
-def test_nothing_imports_the_command_line(room: str) -> None:
-    assert "cli" not in imports_of(room)
+@pytest.mark.parametrize("package", [p for p in PACKAGES if p != "cli"])
+def test_nothing_imports_the_command_line(package: str) -> None:
+    assert "cli" not in imports_of(package)
 
 
 def test_there_is_no_junk_drawer() -> None:
-    assert not [p for p in PACKAGE.rglob("*.py") if p.stem in ("utils", "util", "helpers", "common", "misc")]
+    assert not [p for p in SOURCE.rglob("*.py") if p.stem in ("utils", "util", "helpers", "common", "misc")]

@@ -37,7 +37,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll import kernels
 from atoll.artifacts.digest import sha256_file
 from atoll.data.dataset import LatentDataset
 from atoll.data.shards import write_shard
@@ -48,6 +47,7 @@ from atoll.islands.order import Order, ShardRef, read_order
 from atoll.islands.train import expert_learner, shards_of, train
 from atoll.models.accounting import account
 from atoll.models.dit import DiTConfig
+from atoll.models.kernel_check import fuse
 from atoll.models.presets import preset
 from atoll.training.execution import Execution, autocast
 from atoll.training.loop import Progress
@@ -324,9 +324,9 @@ def reserved() -> float:
 
 def measure_bare(order_place: Path, smoke: bool, *, plain: bool) -> dict[str, Any]:
     """Forward, backward and AdamW on one batch that stays on the card; the network, loss and kernels are train's."""
-    kernels.Switch.on = not plain
     device = torch.device("cpu" if smoke else "cuda")
     learner, batch = learner_and_batch(order_place, device)
+    fuse(learner.network, not plain)
     execution = Execution(
         device=device.type, precision="float32" if smoke else "bfloat16", compiling="none" if smoke else "blocks"
     )

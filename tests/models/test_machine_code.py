@@ -1,4 +1,4 @@
-"""ptxas 12.8 made attention kernels that add to a register nobody set (docs/log.md). The tiles in use are looked at.
+"""ptxas 12.8 made attention kernels that add to a register nobody set (kernels/attention.py): tiles in use have none.
 
 No GPU is needed: Triton compiles for one it does not see, and brings NVIDIA's disassembler.
 """
@@ -9,53 +9,50 @@ import importlib.util
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 from atoll.kernels import attention
-from atoll.kernels.attention import ATTENTION_TILES
+from atoll.kernels.attention import TILES, Tile
 
-KERNELS = {
-    "self": "self_attention_kernel",
-    "self_dq": "self_attention_dq_kernel",
-    "self_dkv": "self_attention_dkv_kernel",
-    "cross": "cross_attention_kernel",
-    "cross_dq": "cross_attention_dq_kernel",
-    "cross_dkv": "cross_attention_dkv_kernel",
-}
-POINTERS = {"z_ptr": "*fp32", "delta_ptr": "*fp32", "bias_ptr": "*fp32", "mask_ptr": "*i1"}  # all others: bfloat16
+KERNELS = {"": "attention_kernel", "_dq": "dq_kernel", "_dkv": "dkv_kernel"}
+POINTERS = {"z_ptr": "*fp32", "delta_ptr": "*fp32", "mask_ptr": "*i1"}  # all others: bfloat16
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("keys", [20, 77, 120, 256])
-@pytest.mark.parametrize("tile", KERNELS)
+@pytest.mark.parametrize("tile", TILES)
 def test_no_kernel_reads_a_register_nobody_set(tile: str, keys: int, masked: bool, tmp_path: Path) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs triton (pip install triton): machine code NOT LOOKED AT HERE")
     if tile.startswith("self") and (masked or keys != 256):
-        pytest.skip("tokens that ask each other have no mask, and are as many as the keys")
-    code = machine_code(getattr(attention, KERNELS[tile]), ATTENTION_TILES[tile], keys, masked, tmp_path)
+        pytest.skip("self-attention has no mask, and as many keys as tokens")
+    code = machine_code(tile, keys, masked, tmp_path)
     assert "MMA" in code, "no tensor core is used"
     assert not never_written(code)
 
 
-def test_the_tile_that_went_wrong_is_seen(tmp_path: Path) -> None:
+def test_the_tile_that_went_wrong_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs triton (pip install triton): machine code NOT LOOKED AT HERE")
-    tile = attention.AttentionTile(rows=64, columns=128, warps=4, stages=1)
-    code = machine_code(attention.cross_attention_kernel, tile, 77, True, tmp_path)
+    monkeypatch.setitem(TILES, "cross", Tile(rows=64, columns=128, warps=4, stages=1))
+    code = machine_code("cross", 77, True, tmp_path)
     if not never_written(code):
-        pytest.skip("this version of ptxas does it right: docs/log.md and fused/attention.py may say so")
+        pytest.skip("this version of ptxas does it right: kernels/attention.py may say so")
 
 
-def machine_code(kernel: Any, tile: attention.AttentionTile, keys: int, masked: bool, folder: Path) -> str:
+def machine_code(tile: str, keys: int, masked: bool, folder: Path) -> str:
     """A kernel at the XL/2 shape (256 tokens, 16 heads of 72), compiled for compute capability 9.0, as text."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    sizes: dict[str, Any] = tile.of(256, keys, 16, 72) | {"HAS_MASK": masked, "HAS_BIAS": True}
+    kind, _, backward = tile.partition("_")
+    kernel = getattr(attention, KERNELS[backward and f"_{backward}"])
+    q = torch.empty(1, 256, 16 * 72 * (3 if kind == "self" else 1), device="meta")
+    kv = None if kind == "self" else torch.empty(1, keys, 2 * 16 * 72, device="meta")
+    sizes = attention.sizes_of(q, kv, q if masked else None, 16, backward and f"_{backward}")
     options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
     known = {name: sizes[name] for name in kernel.arg_names if name in sizes}
     pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]

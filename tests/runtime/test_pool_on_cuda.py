@@ -12,8 +12,9 @@ from torch import Tensor
 from atoll.diffusion import Condition
 from atoll.mixture import Mixture, parse_route
 from atoll.mixture.mixture import rows_by_expert
+from atoll.models.kernel_check import wrong_kernels
 from atoll.models.presets import preset
-from atoll.runtime.placing import Placement, choose, load_single_expert, wrong_kernels
+from atoll.runtime.placing import Placement, choose, load_single_expert
 from atoll.runtime.pool import ExpertPool
 from atoll.runtime.weights import layout_of
 from atoll.sampling import Sampling, generate
@@ -124,8 +125,8 @@ def test_a_model_on_a_card(places: list[Path]) -> None:
 @pytest.mark.parametrize("name", ["xl/2", "s/2"])
 def test_the_kernels_are_right_for_the_usual_experts(name: str) -> None:
     config = preset(name, latent=(4, 32, 32), condition="tokens", text_width=768, text_length=77)
-    assert wrong_kernels(config, CUDA) is None
-    assert wrong_kernels(architecture(0), CUDA) is None
+    assert wrong_kernels(config, config.image_tokens, CUDA) is None
+    assert wrong_kernels(architecture(0), architecture(0).image_tokens, CUDA) is None
 
 
 def test_memory_decides(places: list[Path]) -> None:

@@ -198,7 +198,6 @@ def distill(
             whose="student",
             checkpoint_seconds=checkpoint_seconds,
             watch=log,
-            doubt=school.doubt,
         )
         if not fitted.leads:
             return None
@@ -357,7 +356,6 @@ class School:
     card: ExpertCard
     cost: Cost
     sizes: Mapping[int, int]  # training samples by cluster
-    doubt: str | None  # what is wrong with the fused kernels for the teachers
     at_work: float  # GiB in which they answer
     clustered: ClusteredSamples | None = None
     validation: Validation | None = None
@@ -402,7 +400,6 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         teachers.card(plan, data),
         cost,
         sizes,
-        placed.doubt(desk.precision),
         desk.at_work(teachers.experts.values(), -(-plan.training.batch // team_size()))
         + (BYTES_AT_WORK / GIB if behind is not None and desk.device.type == "cuda" else 0.0),
         clustered,
@@ -448,7 +445,6 @@ def sampled_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         teachers.card(plan, None),
         cost,
         dict.fromkeys(teachers.experts, 1),
-        ensemble.placed.doubt(desk.precision, ensemble.router.card.architecture.trunk),
         desk.at_work(ensemble.experts, min(TRAJECTORIES, plan.trajectories)),
     )
 

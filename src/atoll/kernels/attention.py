@@ -1,4 +1,4 @@
-"""Attention of short sequences, where the linear maps leave and want their numbers: no head is moved, nothing stacked.
+"""Attention of short sequences in the layout of the linear maps: no head is moved, nothing stacked.
 
 For one head of width d, tokens i, keys j, c = d^-1/2:
 
@@ -7,16 +7,20 @@ For one head of width d, tokens i, keys j, c = d^-1/2:
     dv = p^T do,   dp = do v^T,   ds = p (dp - delta),   delta_i = sum_j p_ij dp_ij = do_i . o_i
     dq = c ds k,   dk = c ds^T q
 
-    biases of q, k, v: sum_i dq_i;   0, as sum_j ds_ij = 0;   sum_j dv_j
+z is kept (in powers of two), p is computed again, twice: the backward pass is two kernels, one for dq (and delta) whose
+programs hold some queries and go through the keys, and one for dk and dv, the other way round. One kernel for all three
+saves two products of seven, but uses so many registers that a multiprocessor runs one program, which mostly waits.
+Tensor cores want widths of 16 x 2^n: a head is cut in a low and a high part, 72 = 64 + 8 of 16, not 72 of 128.
+Arithmetic is float32 whatever the tensors are; there are no atomics, so equal inputs give equal bits.
 
-z is kept (in powers of two), p is made again, twice: the backward pass is two kernels, one for dq (and delta), whose
-programs hold some queries and pass the keys by, and one for dk and dv, the other way round. One kernel for all three
-saves two products of seven, but holds so much that a multiprocessor has room for one program, which mostly waits.
-Tensor cores want widths of 16 x 2^n: a head is cut in a LOW and a HIGH part, 72 = 64 + 8 of 16, not 72 of 128.
+Measured on an H200 (51b7cae, benchmarks/results/train-step-h200.json): one XL/2 block, batch 128, compiled, forward and
+backward takes 8.12 ms with these kernels, 8.55 ms with torch's attention (5 %). They also summed the gradients of
+biases then, which torch does now.
 
-**ptxas 12.8 makes wrong code of some tiles**: in a product with a HIGH part of keys it adds to a register it never set,
-and tensor cores read beyond shared memory (seen in the machine code and by compute-sanitizer; cross-attention with 128
-keys a block on an H200). Tiles are chosen among those it does not; training/trust.py looks all the same.
+**ptxas 12.8 makes wrong code of some tiles**: in a product with the high part of keys it adds to a register it never
+set, and tensor cores read beyond shared memory (seen in the machine code and by compute-sanitizer; cross-attention with
+128 keys a block on an H200). TILES holds none of them (tests/models/test_machine_code.py), and
+models/kernel_check.py compares the kernels with the plain formulas on every new GPU.
 """
 
 # Triton reads the annotations of kernels; they can say nothing of pointers
@@ -30,60 +34,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .launch import HALF_TYPES, available, differentiate, kernel, operator, power_of_two, tl, wrap_triton
+from .launch import available, kernel, operator, power_of_two, tl, triton, wrap_triton
 
-LONGEST_ATTENTION = 256  # tokens or keys: what these kernels were measured and tested for
-
-
-def attends(h: Tensor, tokens: int, keys: int, head: int) -> bool:
-    """Whether the attention kernels take these sizes; float32 is left to torch, which keeps all its digits."""
-    return available(h) and h.dtype in HALF_TYPES and fits(tokens, keys, head)
-
-
-def fits(tokens: int, keys: int, head: int) -> bool:
-    """Whether the attention kernels were made, and tested, for these sizes."""
-    return min(tokens, keys) >= 1 and max(tokens, keys) <= LONGEST_ATTENTION and 16 <= head <= 128 and head % 8 == 0
+LONGEST = 256  # tokens or keys: what these kernels were measured and tested for
 
 
 @dataclass(frozen=True)
-class AttentionTile:
-    """Queries and keys that a program of the attention kernels holds at once, its warps, and loads ahead of use."""
+class Tile:
+    """Queries and keys that a program holds at once, its warps, and loads ahead of use."""
 
     rows: int
     columns: int
     warps: int
     stages: int
 
-    def of(self, tokens: int, keys: int, heads: int, head: int) -> dict[str, Any]:
-        """The kernel's sizes for heads of width `head`."""
-        low = max(16, power_of_two(head + 1) // 2)
-        return {
-            "TOKENS": tokens,
-            "KEYS": keys,
-            "HEADS": heads,
-            "HEAD": head,
-            "LOW": low,
-            "HIGH": max(16, power_of_two(head - low)) if head > low else 0,
-            "ROWS": max(16, min(self.rows, power_of_two(tokens))),
-            "COLUMNS": max(16, min(self.columns, power_of_two(keys))),
-            "num_warps": self.warps,
-            "num_stages": self.stages,
-        }
 
-
-ATTENTION_TILES = {
-    "self": AttentionTile(rows=64, columns=64, warps=4, stages=2),
-    "self_dq": AttentionTile(rows=64, columns=32, warps=4, stages=3),
-    "self_dkv": AttentionTile(rows=32, columns=64, warps=4, stages=3),
-    "cross": AttentionTile(rows=64, columns=16, warps=4, stages=3),
-    "cross_dq": AttentionTile(rows=64, columns=32, warps=4, stages=2),
-    "cross_dkv": AttentionTile(rows=32, columns=64, warps=4, stages=3),
+TILES = {
+    "self": Tile(rows=64, columns=64, warps=4, stages=2),
+    "self_dq": Tile(rows=64, columns=32, warps=4, stages=3),
+    "self_dkv": Tile(rows=32, columns=64, warps=4, stages=3),
+    "cross": Tile(rows=64, columns=16, warps=4, stages=3),
+    "cross_dq": Tile(rows=64, columns=32, warps=4, stages=2),
+    "cross_dkv": Tile(rows=32, columns=64, warps=4, stages=3),
 }
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Kernels. `HAS_...` and capitals are known when the kernel is compiled; a pointer that a case does not use is given
-# any tensor. Offsets within an image are 32-bit, the image's own is 64-bit.
+# Parts of kernels. A head is a pair (low, high) of tensors [rows, LOW] and [rows, HIGH]; HIGH = 0: low twice, and the
+# second is not used. Capitals are known when a kernel is compiled; a pointer that a case does not use is given any
+# tensor. Offsets within an image are 32-bit, the image's own is 64-bit.
 
 
 @kernel
@@ -100,6 +79,23 @@ def load_part(
     columns = FIRST + tl.arange(0, SIZE)
     inside = (rows < LIMIT)[:, None] & (columns < HEAD)[None, :]
     return tl.load(start_ptr + rows[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0)
+
+
+@kernel
+def load_head(
+    start_ptr,
+    rows,
+    LIMIT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+):
+    low = load_part(start_ptr, rows, LIMIT, STRIDE, 0, LOW, HEAD)
+    high = low
+    if HIGH > 0:
+        high = load_part(start_ptr, rows, LIMIT, STRIDE, LOW, HIGH, HEAD)
+    return low, high
 
 
 @kernel
@@ -120,6 +116,50 @@ def store_part(
 
 
 @kernel
+def store_head(
+    start_ptr,
+    low,
+    high,
+    rows,
+    LIMIT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    HEAD: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+):
+    store_part(start_ptr, low, rows, LIMIT, STRIDE, 0, LOW, HEAD)
+    if HIGH > 0:
+        store_part(start_ptr, high, rows, LIMIT, STRIDE, LOW, HIGH, HEAD)
+
+
+@kernel
+def zero_head(ROWS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    low = tl.zeros([ROWS, LOW], tl.float32)
+    high = low
+    if HIGH > 0:
+        high = tl.zeros([ROWS, HIGH], tl.float32)
+    return low, high
+
+
+@kernel
+def scores(a_low, a_high, b_low, b_high, HIGH: tl.constexpr):
+    """a b^T over a whole head."""
+    s = tl.dot(a_low, tl.trans(b_low), input_precision="ieee")
+    if HIGH > 0:
+        s = tl.dot(a_high, tl.trans(b_high), s, input_precision="ieee")
+    return s
+
+
+@kernel
+def add_product(p, x_low, x_high, sum_low, sum_high, HIGH: tl.constexpr):
+    """sum + p x, where x is a head."""
+    sum_low = tl.dot(p, x_low, sum_low, input_precision="ieee")
+    if HIGH > 0:
+        sum_high = tl.dot(p, x_high, sum_high, input_precision="ieee")
+    return sum_low, sum_high
+
+
+@kernel
 def allowed_keys(mask_ptr, image, keys, KEYS: tl.constexpr, HAS_MASK: tl.constexpr):
     allowed = keys < KEYS
     if HAS_MASK:
@@ -127,16 +167,21 @@ def allowed_keys(mask_ptr, image, keys, KEYS: tl.constexpr, HAS_MASK: tl.constex
     return allowed
 
 
+# ---------------------------------------------------------------------------------------------------------------
+# Kernels. A token of q_ptr has Q_STRIDE numbers, of which the first HEADS x HEAD are queries; a token of kv_ptr has
+# KV_STRIDE, in which keys begin at K_FIRST and values right behind them. Self-attention's two pointers are the same.
+
+
 @kernel
-def attend(
+def attention_kernel(
     q_ptr,
-    k_ptr,
-    v_ptr,
+    kv_ptr,
     mask_ptr,
     o_ptr,
     z_ptr,
     Q_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
+    K_FIRST: tl.constexpr,
     HAS_MASK: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -147,81 +192,59 @@ def attend(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Some queries of one head of one image; the strides are those of a token, in numbers."""
+    """o and z of some queries of one head of one image."""
     blocks: tl.constexpr = (TOKENS + ROWS - 1) // ROWS
+    width: tl.constexpr = HEADS * HEAD
     rows = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
     head = (tl.program_id(0) // blocks) % HEADS
     image = tl.program_id(0) // (blocks * HEADS)
     q_ptr += image.to(tl.int64) * (TOKENS * Q_STRIDE) + head * HEAD
-    k_ptr += image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
-    v_ptr += image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
-    o_ptr += image.to(tl.int64) * (TOKENS * HEADS * HEAD) + head * HEAD
-    # exp(c x) = 2^(c log2(e) x): the hardware knows powers of two
+    k_ptr = kv_ptr + image.to(tl.int64) * (KEYS * KV_STRIDE) + (K_FIRST + head * HEAD)
+    o_ptr += image.to(tl.int64) * (TOKENS * width) + head * HEAD
+    # exp(c x) = 2^(c log2(e) x): the hardware has powers of two
     power: tl.constexpr = HEAD**-0.5 * 1.4426950408889634
 
-    q_low = load_part(q_ptr, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
-    o_low = tl.zeros([ROWS, LOW], tl.float32)
-    if HIGH > 0:
-        q_high = load_part(q_ptr, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
-        o_high = tl.zeros([ROWS, HIGH], tl.float32)
+    q_low, q_high = load_head(q_ptr, rows, TOKENS, Q_STRIDE, HEAD, LOW, HIGH)
+    o_low, o_high = zero_head(ROWS, LOW, HIGH)
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-
     for first in range(0, KEYS, COLUMNS):
         keys = first + tl.arange(0, COLUMNS)
-        s = tl.dot(q_low, tl.trans(load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)), input_precision="ieee")
-        if HIGH > 0:
-            k_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-            s = tl.dot(q_high, tl.trans(k_high), s, input_precision="ieee")
-        s *= power
+        k_low, k_high = load_head(k_ptr, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+        s = scores(q_low, q_high, k_low, k_high, HIGH) * power
         if HAS_MASK or KEYS % COLUMNS != 0:
             # finite: a block without one allowed key must not make a NaN; the first allowed key outweighs it
             s = tl.where(allowed_keys(mask_ptr, image, keys, KEYS, HAS_MASK)[None, :], s, -1.0e30)
-
         higher = tl.maximum(highest, tl.max(s, axis=1))
         p = tl.exp2(s - higher[:, None])
         fade = tl.exp2(highest - higher)
         highest = higher
         total = total * fade + tl.sum(p, axis=1)
-        p = p.to(v_ptr.dtype.element_ty)
-        v_low = load_part(v_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-        o_low = tl.dot(p, v_low, o_low * fade[:, None], input_precision="ieee")
+        v_low, v_high = load_head(k_ptr + width, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+        p = p.to(kv_ptr.dtype.element_ty)
+        o_low *= fade[:, None]
         if HIGH > 0:
-            v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-            o_high = tl.dot(p, v_high, o_high * fade[:, None], input_precision="ieee")
+            o_high *= fade[:, None]
+        o_low, o_high = add_product(p, v_low, v_high, o_low, o_high, HIGH)
 
-    store_part(o_ptr, o_low / total[:, None], rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
-    if HIGH > 0:
-        store_part(o_ptr, o_high / total[:, None], rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
+    store_head(o_ptr, o_low / total[:, None], o_high / total[:, None], rows, TOKENS, width, HEAD, LOW, HIGH)
     tl.store(z_ptr + (image * HEADS + head) * TOKENS + rows, highest + tl.log2(total), mask=rows < TOKENS)
 
 
 @kernel
-def store_sum(share_ptr, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, HEAD: tl.constexpr):
-    """A program's share of the gradient of a bias: the sum of its rows."""
-    columns = tl.arange(0, LOW)
-    tl.store(share_ptr + columns, tl.sum(low, axis=0), mask=columns < HEAD)
-    if HIGH > 0:
-        columns = LOW + tl.arange(0, HIGH)
-        tl.store(share_ptr + columns, tl.sum(high, axis=0), mask=columns < HEAD)
-
-
-@kernel
-def attend_dq(
+def dq_kernel(
     q_ptr,
-    k_ptr,
-    v_ptr,
+    kv_ptr,
     mask_ptr,
     o_ptr,
     z_ptr,
     do_ptr,
     dq_ptr,
     delta_ptr,
-    bias_ptr,
     Q_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
+    K_FIRST: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -233,375 +256,44 @@ def attend_dq(
 ):
     """dq and delta of some queries of one head of one image."""
     blocks: tl.constexpr = (TOKENS + ROWS - 1) // ROWS
-    block = tl.program_id(0) % blocks
-    rows = block * ROWS + tl.arange(0, ROWS)
+    width: tl.constexpr = HEADS * HEAD
+    rows = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
     head = (tl.program_id(0) // blocks) % HEADS
     image = tl.program_id(0) // (blocks * HEADS)
     q_start = image.to(tl.int64) * (TOKENS * Q_STRIDE) + head * HEAD
-    k_start = image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
-    o_start = image.to(tl.int64) * (TOKENS * HEADS * HEAD) + head * HEAD
-    q_ptr += q_start
-    dq_ptr += q_start
-    k_ptr += k_start
-    v_ptr += k_start
-    o_ptr += o_start
-    do_ptr += o_start
+    o_start = image.to(tl.int64) * (TOKENS * width) + head * HEAD
+    k_ptr = kv_ptr + image.to(tl.int64) * (KEYS * KV_STRIDE) + (K_FIRST + head * HEAD)
     token = (image * HEADS + head) * TOKENS + rows
     factor: tl.constexpr = HEAD**-0.5
     power: tl.constexpr = HEAD**-0.5 * 1.4426950408889634
-    number = k_ptr.dtype.element_ty
 
     # a row beyond the sequence has q = do = 0 and delta = 0, so ds = 0 whatever its p
-    q_low = load_part(q_ptr, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
-    do_low = load_part(do_ptr, rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
-    o_low = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
+    q_low, q_high = load_head(q_ptr + q_start, rows, TOKENS, Q_STRIDE, HEAD, LOW, HIGH)
+    do_low, do_high = load_head(do_ptr + o_start, rows, TOKENS, width, HEAD, LOW, HIGH)
+    o_low, o_high = load_head(o_ptr + o_start, rows, TOKENS, width, HEAD, LOW, HIGH)
     z = tl.load(z_ptr + token, mask=rows < TOKENS, other=0.0)
     delta = tl.sum(o_low.to(tl.float32) * do_low.to(tl.float32), axis=1)
-    dq_low = tl.zeros([ROWS, LOW], tl.float32)
-    dq_high = dq_low
     if HIGH > 0:
-        q_high = load_part(q_ptr, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
-        do_high = load_part(do_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
-        o_high = load_part(o_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
         delta += tl.sum(o_high.to(tl.float32) * do_high.to(tl.float32), axis=1)
-        dq_high = tl.zeros([ROWS, HIGH], tl.float32)
     tl.store(delta_ptr + token, delta, mask=rows < TOKENS)
 
+    dq_low, dq_high = zero_head(ROWS, LOW, HIGH)
     for first in range(0, KEYS, COLUMNS):
         keys = first + tl.arange(0, COLUMNS)
-        k_low = load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-        v_low = load_part(v_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-        s = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
-        dp = tl.dot(do_low, tl.trans(v_low), input_precision="ieee")
-        if HIGH > 0:
-            k_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-            v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-            s = tl.dot(q_high, tl.trans(k_high), s, input_precision="ieee")
-            dp = tl.dot(do_high, tl.trans(v_high), dp, input_precision="ieee")
+        k_low, k_high = load_head(k_ptr, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+        v_low, v_high = load_head(k_ptr + width, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+        s = scores(q_low, q_high, k_low, k_high, HIGH)
+        dp = scores(do_low, do_high, v_low, v_high, HIGH)
         p = tl.exp2(s * power - z[:, None])
         if HAS_MASK or KEYS % COLUMNS != 0:
             p = tl.where(allowed_keys(mask_ptr, image, keys, KEYS, HAS_MASK)[None, :], p, 0.0)
-        ds = (p * (dp - delta[:, None])).to(number)
-        dq_low = tl.dot(ds, k_low, dq_low, input_precision="ieee")
-        if HIGH > 0:
-            dq_high = tl.dot(ds, k_high, dq_high, input_precision="ieee")
-
-    dq_low *= factor
-    dq_high *= factor
-    store_part(dq_ptr, dq_low, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
-    if HIGH > 0:
-        store_part(dq_ptr, dq_high, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
-    if HAS_BIAS:
-        store_sum(bias_ptr + ((image * blocks + block) * HEADS + head) * HEAD, dq_low, dq_high, LOW, HIGH, HEAD)
+        ds = (p * (dp - delta[:, None])).to(kv_ptr.dtype.element_ty)
+        dq_low, dq_high = add_product(ds, k_low, k_high, dq_low, dq_high, HIGH)
+    store_head(dq_ptr + q_start, factor * dq_low, factor * dq_high, rows, TOKENS, Q_STRIDE, HEAD, LOW, HIGH)
 
 
 @kernel
-def attend_dkv(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    mask_ptr,
-    z_ptr,
-    do_ptr,
-    delta_ptr,
-    dk_ptr,
-    dv_ptr,
-    bias_ptr,
-    Q_STRIDE: tl.constexpr,
-    KV_STRIDE: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """dk and dv of some keys of one head of one image. Scores stand with a row for each key."""
-    blocks: tl.constexpr = (KEYS + COLUMNS - 1) // COLUMNS
-    block = tl.program_id(0) % blocks
-    keys = block * COLUMNS + tl.arange(0, COLUMNS)
-    head = (tl.program_id(0) // blocks) % HEADS
-    image = tl.program_id(0) // (blocks * HEADS)
-    k_start = image.to(tl.int64) * (KEYS * KV_STRIDE) + head * HEAD
-    q_ptr += image.to(tl.int64) * (TOKENS * Q_STRIDE) + head * HEAD
-    k_ptr += k_start
-    dk_ptr += k_start
-    v_ptr += k_start
-    dv_ptr += k_start
-    do_ptr += image.to(tl.int64) * (TOKENS * HEADS * HEAD) + head * HEAD
-    z_ptr += (image * HEADS + head) * TOKENS
-    delta_ptr += (image * HEADS + head) * TOKENS
-    factor: tl.constexpr = HEAD**-0.5
-    power: tl.constexpr = HEAD**-0.5 * 1.4426950408889634
-    number = k_ptr.dtype.element_ty
-
-    allowed = allowed_keys(mask_ptr, image, keys, KEYS, HAS_MASK)
-    k_low = load_part(k_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-    v_low = load_part(v_ptr, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-    dk_low = tl.zeros([COLUMNS, LOW], tl.float32)
-    dv_low = tl.zeros([COLUMNS, LOW], tl.float32)
-    dv_high = dv_low
-    if HIGH > 0:
-        k_high = load_part(k_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-        v_high = load_part(v_ptr, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-        dk_high = tl.zeros([COLUMNS, HIGH], tl.float32)
-        dv_high = tl.zeros([COLUMNS, HIGH], tl.float32)
-
-    for first in range(0, TOKENS, ROWS):
-        rows = first + tl.arange(0, ROWS)
-        # a row beyond the sequence has q = do = 0, so it adds nothing to dk and dv whatever its p
-        q_low = load_part(q_ptr, rows, TOKENS, Q_STRIDE, 0, LOW, HEAD)
-        do_low = load_part(do_ptr, rows, TOKENS, HEADS * HEAD, 0, LOW, HEAD)
-        s = tl.dot(k_low, tl.trans(q_low), input_precision="ieee")
-        dp = tl.dot(v_low, tl.trans(do_low), input_precision="ieee")
-        if HIGH > 0:
-            q_high = load_part(q_ptr, rows, TOKENS, Q_STRIDE, LOW, HIGH, HEAD)
-            do_high = load_part(do_ptr, rows, TOKENS, HEADS * HEAD, LOW, HIGH, HEAD)
-            s = tl.dot(k_high, tl.trans(q_high), s, input_precision="ieee")
-            dp = tl.dot(v_high, tl.trans(do_high), dp, input_precision="ieee")
-        z = tl.load(z_ptr + rows, mask=rows < TOKENS, other=0.0)
-        delta = tl.load(delta_ptr + rows, mask=rows < TOKENS, other=0.0)
-        p = tl.exp2(s * power - z[None, :])
-        if HAS_MASK or KEYS % COLUMNS != 0:
-            p = tl.where(allowed[:, None], p, 0.0)
-        ds = (p * (dp - delta[None, :])).to(number)
-        p = p.to(number)
-        dv_low = tl.dot(p, do_low, dv_low, input_precision="ieee")
-        dk_low = tl.dot(ds, q_low, dk_low, input_precision="ieee")
-        if HIGH > 0:
-            dv_high = tl.dot(p, do_high, dv_high, input_precision="ieee")
-            dk_high = tl.dot(ds, q_high, dk_high, input_precision="ieee")
-
-    store_part(dk_ptr, factor * dk_low, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-    store_part(dv_ptr, dv_low, keys, KEYS, KV_STRIDE, 0, LOW, HEAD)
-    if HIGH > 0:
-        store_part(dk_ptr, factor * dk_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-        store_part(dv_ptr, dv_high, keys, KEYS, KV_STRIDE, LOW, HIGH, HEAD)
-    if HAS_BIAS:
-        store_sum(bias_ptr + ((image * blocks + block) * HEADS + head) * HEAD, dv_low, dv_high, LOW, HIGH, HEAD)
-
-
-# torch must see which tensors a kernel writes, each once: the packed layouts are taken apart in here.
-
-
-@kernel
-def self_attention_kernel(
-    qkv_ptr,
-    o_ptr,
-    z_ptr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    width: tl.constexpr = HEADS * HEAD
-    attend(
-        qkv_ptr,
-        qkv_ptr + width,
-        qkv_ptr + 2 * width,
-        qkv_ptr,
-        o_ptr,
-        z_ptr,
-        3 * width,
-        3 * width,
-        False,
-        TOKENS,
-        TOKENS,
-        HEADS,
-        HEAD,
-        LOW,
-        HIGH,
-        ROWS,
-        COLUMNS,
-    )
-
-
-@kernel
-def self_attention_dq_kernel(
-    qkv_ptr,
-    o_ptr,
-    z_ptr,
-    do_ptr,
-    dqkv_ptr,
-    delta_ptr,
-    bias_ptr,
-    HAS_BIAS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    width: tl.constexpr = HEADS * HEAD
-    attend_dq(
-        qkv_ptr,
-        qkv_ptr + width,
-        qkv_ptr + 2 * width,
-        qkv_ptr,
-        o_ptr,
-        z_ptr,
-        do_ptr,
-        dqkv_ptr,
-        delta_ptr,
-        bias_ptr,
-        3 * width,
-        3 * width,
-        False,
-        HAS_BIAS,
-        TOKENS,
-        TOKENS,
-        HEADS,
-        HEAD,
-        LOW,
-        HIGH,
-        ROWS,
-        COLUMNS,
-    )
-
-
-@kernel
-def self_attention_dkv_kernel(
-    qkv_ptr,
-    z_ptr,
-    do_ptr,
-    delta_ptr,
-    dqkv_ptr,
-    bias_ptr,
-    HAS_BIAS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    width: tl.constexpr = HEADS * HEAD
-    attend_dkv(
-        qkv_ptr,
-        qkv_ptr + width,
-        qkv_ptr + 2 * width,
-        qkv_ptr,
-        z_ptr,
-        do_ptr,
-        delta_ptr,
-        dqkv_ptr + width,
-        dqkv_ptr + 2 * width,
-        bias_ptr,
-        3 * width,
-        3 * width,
-        False,
-        HAS_BIAS,
-        TOKENS,
-        TOKENS,
-        HEADS,
-        HEAD,
-        LOW,
-        HIGH,
-        ROWS,
-        COLUMNS,
-    )
-
-
-@kernel
-def cross_attention_kernel(
-    q_ptr,
-    kv_ptr,
-    mask_ptr,
-    o_ptr,
-    z_ptr,
-    HAS_MASK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    width: tl.constexpr = HEADS * HEAD
-    attend(
-        q_ptr,
-        kv_ptr,
-        kv_ptr + width,
-        mask_ptr,
-        o_ptr,
-        z_ptr,
-        width,
-        2 * width,
-        HAS_MASK,
-        TOKENS,
-        KEYS,
-        HEADS,
-        HEAD,
-        LOW,
-        HIGH,
-        ROWS,
-        COLUMNS,
-    )
-
-
-@kernel
-def cross_attention_dq_kernel(
-    q_ptr,
-    kv_ptr,
-    mask_ptr,
-    o_ptr,
-    z_ptr,
-    do_ptr,
-    dq_ptr,
-    delta_ptr,
-    bias_ptr,
-    HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    width: tl.constexpr = HEADS * HEAD
-    attend_dq(
-        q_ptr,
-        kv_ptr,
-        kv_ptr + width,
-        mask_ptr,
-        o_ptr,
-        z_ptr,
-        do_ptr,
-        dq_ptr,
-        delta_ptr,
-        bias_ptr,
-        width,
-        2 * width,
-        HAS_MASK,
-        HAS_BIAS,
-        TOKENS,
-        KEYS,
-        HEADS,
-        HEAD,
-        LOW,
-        HIGH,
-        ROWS,
-        COLUMNS,
-    )
-
-
-@kernel
-def cross_attention_dkv_kernel(
+def dkv_kernel(
     q_ptr,
     kv_ptr,
     mask_ptr,
@@ -609,9 +301,10 @@ def cross_attention_dkv_kernel(
     do_ptr,
     delta_ptr,
     dkv_ptr,
-    bias_ptr,
+    Q_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
+    K_FIRST: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -621,218 +314,160 @@ def cross_attention_dkv_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """dk and dv of some keys of one head of one image. Scores have a row for each key."""
+    blocks: tl.constexpr = (KEYS + COLUMNS - 1) // COLUMNS
     width: tl.constexpr = HEADS * HEAD
-    attend_dkv(
-        q_ptr,
-        kv_ptr,
-        kv_ptr + width,
-        mask_ptr,
-        z_ptr,
-        do_ptr,
-        delta_ptr,
-        dkv_ptr,
-        dkv_ptr + width,
-        bias_ptr,
-        width,
-        2 * width,
-        HAS_MASK,
-        HAS_BIAS,
-        TOKENS,
-        KEYS,
-        HEADS,
-        HEAD,
-        LOW,
-        HIGH,
-        ROWS,
-        COLUMNS,
-    )
+    keys = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
+    head = (tl.program_id(0) // blocks) % HEADS
+    image = tl.program_id(0) // (blocks * HEADS)
+    q_ptr += image.to(tl.int64) * (TOKENS * Q_STRIDE) + head * HEAD
+    do_ptr += image.to(tl.int64) * (TOKENS * width) + head * HEAD
+    k_start = image.to(tl.int64) * (KEYS * KV_STRIDE) + (K_FIRST + head * HEAD)
+    z_ptr += (image * HEADS + head) * TOKENS
+    delta_ptr += (image * HEADS + head) * TOKENS
+    factor: tl.constexpr = HEAD**-0.5
+    power: tl.constexpr = HEAD**-0.5 * 1.4426950408889634
+    number = kv_ptr.dtype.element_ty
+
+    allowed = allowed_keys(mask_ptr, image, keys, KEYS, HAS_MASK)
+    k_low, k_high = load_head(kv_ptr + k_start, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+    v_low, v_high = load_head(kv_ptr + k_start + width, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+    dk_low, dk_high = zero_head(COLUMNS, LOW, HIGH)
+    dv_low, dv_high = zero_head(COLUMNS, LOW, HIGH)
+    for first in range(0, TOKENS, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        # a row beyond the sequence has q = do = 0, so it adds nothing to dk and dv whatever its p
+        q_low, q_high = load_head(q_ptr, rows, TOKENS, Q_STRIDE, HEAD, LOW, HIGH)
+        do_low, do_high = load_head(do_ptr, rows, TOKENS, width, HEAD, LOW, HIGH)
+        s = scores(k_low, k_high, q_low, q_high, HIGH)
+        dp = scores(v_low, v_high, do_low, do_high, HIGH)
+        z = tl.load(z_ptr + rows, mask=rows < TOKENS, other=0.0)
+        delta = tl.load(delta_ptr + rows, mask=rows < TOKENS, other=0.0)
+        p = tl.exp2(s * power - z[None, :])
+        if HAS_MASK or KEYS % COLUMNS != 0:
+            p = tl.where(allowed[:, None], p, 0.0)
+        ds = (p * (dp - delta[None, :])).to(number)
+        dv_low, dv_high = add_product(p.to(number), do_low, do_high, dv_low, dv_high, HIGH)
+        dk_low, dk_high = add_product(ds, q_low, q_high, dk_low, dk_high, HIGH)
+    store_head(dkv_ptr + k_start, factor * dk_low, factor * dk_high, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
+    store_head(dkv_ptr + k_start + width, dv_low, dv_high, keys, KEYS, KV_STRIDE, HEAD, LOW, HIGH)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def self_attention(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Every token asks every token: queries, keys and values [B, N, 3, H, d] -> [B, N, H d].
+def can_attend(q: Tensor, kv: Tensor | None, heads: int) -> bool:
+    """whether `attend` takes these tensors: in half precision, of sizes the kernels were made and tested for."""
+    tokens, columns = q.shape[1:]
+    keys, width = (tokens, columns // 3) if kv is None else (kv.shape[1], columns)
+    head = width // heads
+    return (
+        available(q) and min(tokens, keys) >= 1 and max(tokens, keys) <= LONGEST and 16 <= head <= 128 and head % 8 == 0
+    )
 
-    bias [3 H d] is one that `qkv` holds already, detached: its gradient comes from here.
+
+def attend(q: Tensor, kv: Tensor | None, mask: Tensor | None, heads: int) -> Tensor:
+    """Every token reads keys and values: [B, N, D].
+
+    Self-attention: q [B, N, 3 D] holds queries, keys and values, kv is None. Cross-attention: q [B, N, D] holds
+    queries, kv [B, L, 2 D] keys and values; mask, bool [B, L], is True where a key may be read: at least one in a row.
     """
-    _images, tokens, three, _heads, head = qkv.shape
-    assert three == 3, f"queries, keys and values are three, got {list(qkv.shape)}"
-    assert fits(tokens, tokens, head), f"no kernel for {list(qkv.shape)}: see fits()"
-    o: Tensor = _self_attention(qkv.contiguous(), bias)[0]
-    return o
-
-
-def cross_attention(
-    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None = None, kv_bias: Tensor | None = None
-) -> Tensor:
-    """Queries [B, N, H, d] ask keys and values [B, L, 2, H, d] -> [B, N, H d].
-
-    mask, bool [B, L], is True where a key may be read: at least one in every row. q_bias [H d] and kv_bias [2 H d]
-    are those that q and kv hold already, detached.
-    """
-    images, tokens, heads, head = q.shape
-    keys = kv.shape[1]
-    assert fits(tokens, keys, head), f"no kernel for {list(q.shape)} and {keys} keys: see fits()"
-    assert kv.shape == (images, keys, 2, heads, head), f"queries {list(q.shape)}, keys and values {list(kv.shape)}"
+    assert can_attend(q, kv, heads), f"no kernel for {list(q.shape)} and {None if kv is None else list(kv.shape)}"
+    assert kv is None or kv.shape == (len(q), kv.shape[1], 2 * q.shape[2]), f"queries {list(q.shape)}, {list(kv.shape)}"
     if mask is not None:
+        assert kv is not None
         assert mask.dtype == torch.bool, f"mask of {mask.dtype}"
-        assert mask.shape == (images, keys), f"mask {list(mask.shape)}, keys and values {list(kv.shape)}"
+        assert mask.shape == kv.shape[:2], f"mask {list(mask.shape)}, keys and values {list(kv.shape)}"
         mask = mask.contiguous()
-    o: Tensor = _cross_attention(q.contiguous(), kv.contiguous(), mask, q_bias, kv_bias)[0]
+    o: Tensor = _attention(q.contiguous(), None if kv is None else kv.contiguous(), mask, heads)[0]
     return o
 
 
-@operator("self_attention")
-def _self_attention(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
-    images, tokens, _three, heads, head = qkv.shape
-    sizes = self_sizes("self", qkv)
-    o = qkv.new_empty(images, tokens, heads * head)
-    z = qkv.new_empty(images, heads, tokens, dtype=torch.float32)
-    programs = images * heads * -(-tokens // sizes["ROWS"])
-    wrap_triton(self_attention_kernel)[(programs,)](qkv_ptr=qkv, o_ptr=o, z_ptr=z, **sizes)
-    return o, z
-
-
-@operator("self_attention_backward")
-def _self_attention_backward(
-    do: Tensor, biased: bool, qkv: Tensor, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dqkv, and if `biased` the shares of the gradients of q's and v's bias, float32 [B, blocks, H d]."""
-    images, tokens, _three, heads, _head = qkv.shape
-    sizes, dkv_sizes = self_sizes("self_dq", qkv), self_sizes("self_dkv", qkv)
-    dqkv, delta = torch.empty_like(qkv), torch.empty_like(z)
-    q_bias = bias_shares(o, -(-tokens // sizes["ROWS"]), biased)
-    v_bias = bias_shares(o, -(-tokens // dkv_sizes["COLUMNS"]), biased)
-    wrap_triton(self_attention_dq_kernel)[(images * heads * -(-tokens // sizes["ROWS"]),)](
-        qkv_ptr=qkv,
+@operator("attention")
+def _attention(q: Tensor, kv: Tensor | None, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """o [B, N, D], and z in powers of two, float32 [B, H, N]."""
+    sizes = sizes_of(q, kv, mask, heads, "")
+    tokens = sizes["TOKENS"]
+    o = q.new_empty(len(q), tokens, heads * sizes["HEAD"])
+    z = q.new_empty(len(q), heads, tokens, dtype=torch.float32)
+    wrap_triton(attention_kernel)[(len(q) * heads * -(-tokens // sizes["ROWS"]),)](
+        q_ptr=q,
+        kv_ptr=q if kv is None else kv,
+        mask_ptr=q if mask is None else mask,
         o_ptr=o,
         z_ptr=z,
-        do_ptr=do,
-        dqkv_ptr=dqkv,
-        delta_ptr=delta,
-        bias_ptr=q_bias,
-        HAS_BIAS=biased,
         **sizes,
-    )
-    wrap_triton(self_attention_dkv_kernel)[(images * heads * -(-tokens // dkv_sizes["COLUMNS"]),)](
-        qkv_ptr=qkv,
-        z_ptr=z,
-        do_ptr=do,
-        delta_ptr=delta,
-        dqkv_ptr=dqkv,
-        bias_ptr=v_bias,
-        HAS_BIAS=biased,
-        **dkv_sizes,
-    )
-    return dqkv, q_bias, v_bias
-
-
-def _self_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, bias = inputs
-    ctx.save_for_backward(qkv, *output)
-    ctx.bias_type = None if bias is None else bias.dtype
-
-
-def _self_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    biased = ctx.bias_type is not None
-    dqkv, q_bias, v_bias = _self_attention_backward(do.contiguous(), biased, *ctx.saved_tensors)
-    if not biased:
-        return dqkv, None
-    q_bias, v_bias = q_bias.sum((0, 1)), v_bias.sum((0, 1))
-    return dqkv, torch.cat([q_bias, torch.zeros_like(q_bias), v_bias]).to(ctx.bias_type)
-
-
-differentiate(_self_attention, _self_attention_gradient, _self_attention_context)
-
-
-@operator("cross_attention")
-def _cross_attention(
-    q: Tensor, kv: Tensor, mask: Tensor | None, q_bias: Tensor | None, kv_bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """o [B, N, H d], and z in powers of two, float32 [B, H, N]."""
-    images, tokens, heads, head = q.shape
-    sizes = ATTENTION_TILES["cross"].of(tokens, kv.shape[1], heads, head)
-    o = q.new_empty(images, tokens, heads * head)
-    z = q.new_empty(images, heads, tokens, dtype=torch.float32)
-    programs = images * heads * -(-tokens // sizes["ROWS"])
-    wrap_triton(cross_attention_kernel)[(programs,)](
-        q_ptr=q, kv_ptr=kv, mask_ptr=q if mask is None else mask, o_ptr=o, z_ptr=z, HAS_MASK=mask is not None, **sizes
     )
     return o, z
 
 
-@operator("cross_attention_backward")
-def _cross_attention_backward(
-    do: Tensor, biased: bool, q: Tensor, kv: Tensor, mask: Tensor | None, o: Tensor, z: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dkv, and if `biased` the shares of the gradients of q's and v's bias, float32 [B, blocks, H d]."""
-    images, tokens, heads, head = q.shape
-    keys = kv.shape[1]
-    sizes = ATTENTION_TILES["cross_dq"].of(tokens, keys, heads, head)
-    dkv_sizes = ATTENTION_TILES["cross_dkv"].of(tokens, keys, heads, head)
-    dq, dkv, delta = torch.empty_like(q), torch.empty_like(kv), torch.empty_like(z)
-    q_bias = bias_shares(o, -(-tokens // sizes["ROWS"]), biased)
-    v_bias = bias_shares(o, -(-keys // dkv_sizes["COLUMNS"]), biased)
-    wrap_triton(cross_attention_dq_kernel)[(images * heads * -(-tokens // sizes["ROWS"]),)](
+@operator("attention_backward")
+def _attention_backward(
+    do: Tensor, q: Tensor, kv: Tensor | None, mask: Tensor | None, heads: int, o: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dq and dkv; without kv the first is all three, and the second is nothing."""
+    sizes, dkv_sizes = sizes_of(q, kv, mask, heads, "_dq"), sizes_of(q, kv, mask, heads, "_dkv")
+    dq, delta = torch.empty_like(q), torch.empty_like(z)
+    dkv = q.new_empty(0) if kv is None else torch.empty_like(kv)
+    wrap_triton(dq_kernel)[(len(q) * heads * -(-sizes["TOKENS"] // sizes["ROWS"]),)](
         q_ptr=q,
-        kv_ptr=kv,
+        kv_ptr=q if kv is None else kv,
         mask_ptr=q if mask is None else mask,
         o_ptr=o,
         z_ptr=z,
         do_ptr=do,
         dq_ptr=dq,
         delta_ptr=delta,
-        bias_ptr=q_bias,
-        HAS_MASK=mask is not None,
-        HAS_BIAS=biased,
         **sizes,
     )
-    wrap_triton(cross_attention_dkv_kernel)[(images * heads * -(-keys // dkv_sizes["COLUMNS"]),)](
+    wrap_triton(dkv_kernel)[(len(q) * heads * -(-sizes["KEYS"] // dkv_sizes["COLUMNS"]),)](
         q_ptr=q,
-        kv_ptr=kv,
+        kv_ptr=q if kv is None else kv,
         mask_ptr=q if mask is None else mask,
         z_ptr=z,
         do_ptr=do,
         delta_ptr=delta,
-        dkv_ptr=dkv,
-        bias_ptr=v_bias,
-        HAS_MASK=mask is not None,
-        HAS_BIAS=biased,
+        dkv_ptr=dq if kv is None else dkv,
         **dkv_sizes,
     )
-    return dq, dkv, q_bias, v_bias
+    return dq, dkv
 
 
-def _cross_attention_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, kv, mask, q_bias, kv_bias = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, kv, mask, ctx.heads = inputs
     ctx.save_for_backward(q, kv, mask, *output)
-    ctx.bias_types = [None if bias is None else bias.dtype for bias in (q_bias, kv_bias)]
 
 
-def _cross_attention_gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
-    q_type, kv_type = ctx.bias_types
-    biased = q_type is not None or kv_type is not None
-    dq, dkv, q_bias, v_bias = _cross_attention_backward(do.contiguous(), biased, *ctx.saved_tensors)
-    dq_bias = None if q_type is None else q_bias.sum((0, 1)).to(q_type)
-    v_bias = v_bias.sum((0, 1))
-    dkv_bias = None if kv_type is None else torch.cat([torch.zeros_like(v_bias), v_bias]).to(kv_type)
-    return dq, dkv, None, dq_bias, dkv_bias
+def _gradient(ctx: Any, do: Tensor, _dz: Any) -> tuple[Tensor | None, ...]:
+    q, kv, mask, o, z = ctx.saved_tensors
+    dq, dkv = _attention_backward(do.contiguous(), q, kv, mask, ctx.heads, o, z)
+    return dq, None if kv is None else dkv, None, None
 
 
-differentiate(_cross_attention, _cross_attention_gradient, _cross_attention_context)
+if triton is not None:
+    _attention.register_autograd(_gradient, setup_context=_keep)
 
 
-def self_sizes(tile: str, qkv: Tensor) -> dict[str, Any]:
-    """A kernel's sizes where tokens are the keys."""
-    _images, tokens, _three, heads, head = qkv.shape
-    sizes = ATTENTION_TILES[tile].of(tokens, tokens, heads, head)
-    del sizes["KEYS"]
-    return sizes
-
-
-def bias_shares(o: Tensor, blocks: int, biased: bool) -> Tensor:
-    """Room for the share that every program has in a bias's gradient, float32 [B, blocks, H d]; else for nothing."""
-    shape = (o.shape[0], blocks, o.shape[2]) if biased else (1, 1, 1)
-    return torch.empty(shape, dtype=torch.float32, device=o.device)
+def sizes_of(q: Tensor, kv: Tensor | None, mask: Tensor | None, heads: int, pass_: str) -> dict[str, Any]:
+    """What a kernel knows when it is compiled; `pass_` is empty for the forward one, _dq or _dkv."""
+    tokens, columns = q.shape[1:]
+    width = columns // 3 if kv is None else columns
+    keys, head = tokens if kv is None else kv.shape[1], width // heads
+    tile = TILES[("self" if kv is None else "cross") + pass_]
+    low = max(16, power_of_two(head + 1) // 2)
+    return {
+        "Q_STRIDE": columns,
+        "KV_STRIDE": 3 * width if kv is None else 2 * width,
+        "K_FIRST": width if kv is None else 0,
+        "HAS_MASK": mask is not None,
+        "TOKENS": tokens,
+        "KEYS": keys,
+        "HEADS": heads,
+        "HEAD": head,
+        "LOW": low,
+        "HIGH": max(16, power_of_two(head - low)) if head > low else 0,
+        "ROWS": max(16, min(tile.rows, power_of_two(tokens))),
+        "COLUMNS": max(16, min(tile.columns, power_of_two(keys))),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }

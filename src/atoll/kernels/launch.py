@@ -1,7 +1,8 @@
-"""How the fused kernels are reached: Triton where there is one, operators that torch.compile sees through."""
+"""How the kernels are launched: Triton where there is one, as operators that torch.compile sees through."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,32 +17,15 @@ try:  # torch brings Triton in its CUDA builds only
 except ImportError:
     triton = tl = None
 
-__all__ = [
-    "HALF_TYPES",
-    "Switch",
-    "available",
-    "differentiate",
-    "kernel",
-    "operator",
-    "power_of_two",
-    "tl",
-    "wrap_triton",
-]
+__all__ = ["HALF_TYPES", "available", "kernel", "operator", "power_of_two", "tl", "triton", "wrap_triton"]
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs on the CPU, slowly: for tests
 
 
-class Switch:
-    """Whether the fused operators are used. Off until somebody has asked them on this card (training/trust.py): what
-    is right on one card need not be on another, or with another Triton."""
-
-    on = False
-    epilogue = True  # with them, GELU as part of a matrix product (epilogue.py)
-
-
-def available(h: Tensor) -> bool:
-    """Whether the fused operators take this tensor: on CUDA, of a type whose arithmetic float32 holds."""
-    return Switch.on and triton is not None and h.is_cuda and h.dtype in (*HALF_TYPES, torch.float32)
+def available(x: Tensor) -> bool:
+    """Whether kernels can read this tensor: in half precision, on CUDA. float32 is left to torch."""
+    return triton is not None and (x.is_cuda or INTERPRETED) and x.dtype in HALF_TYPES
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -54,12 +38,6 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     if triton is None:
         return lambda function: function
     return torch.library.triton_op(f"atoll::{name}", mutates_args=())
-
-
-def differentiate(forward: Any, gradient: Callable[..., Any], context: Callable[..., None]) -> None:
-    """Give an operator its gradient; `context` keeps what the gradient needs."""
-    if triton is not None:
-        forward.register_autograd(gradient, setup_context=context)
 
 
 def wrap_triton(compiled: Any) -> Any:

@@ -304,16 +304,15 @@ class Block(nn.Module):
     """Attention, cross-attention for text tokens, MLP; shifted, scaled and gated by time and condition.
 
     With `recompute` it keeps its input alone and computes its activations again in the backward pass; that changes
-    memory and speed, not the result. With `float8` the fused kernels train it with long products of 8-bit numbers.
+    memory and speed, not the result. `fused`, here and in other modules: see kernel_check.py.
     """
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.recompute = False
-        self.float8 = False
+        self.fused = False
+        self.config = config
         width = config.width
-        self.width = width
-        self.mlp_norm_eps = config.mlp_norm_eps
         self.attention = SelfAttention(width, config.heads, config.qk_norm)
         self.cross = CrossAttention(width, config.heads, config.qk_norm) if config.condition == "tokens" else None
         activation = nn.GELU(approximate="tanh") if config.activation == "gelu-tanh" else nn.SiLU()
@@ -334,24 +333,24 @@ class Block(nn.Module):
 
     def _compute(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         if self.table is None:
-            six = self.modulation(signal).unflatten(1, (6, 1, self.width)).transpose(0, 1)
+            six = self.modulation(signal).unflatten(1, (6, 1, self.config.width)).transpose(0, 1)
         else:
             six = (signal + self.table[:, None])[:, :, None]
         # autocast adds a float32 table in float32; tokens of that type would double every pass over them
         vectors = six.to(h.dtype).unbind(0)  # each [B, 1, D]
-        if kernels.available(h):
-            return kernels.fused_block(self, h, vectors, text, mask, NORM_EPS)
-
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = vectors
-        h = gated_add(h, gate, self.attention(modulate(h, shift, scale, NORM_EPS)))
+        y = norm_modulate(h, shift, scale, NORM_EPS, self.fused)
+        h = gated_add(h, gate, self.attention(y), self.fused)
         if self.cross is not None:
             h = h + self.cross(h, text, mask)
-        return gated_add(h, mlp_gate, self.mlp(modulate(h, mlp_shift, mlp_scale, self.mlp_norm_eps)))
+        y = norm_modulate(h, mlp_shift, mlp_scale, self.config.mlp_norm_eps, self.fused)
+        return gated_add(h, mlp_gate, self.mlp(y), self.fused)
 
 
 class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
         super().__init__()
+        self.fused = False
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.norm = HeadNorm(width // heads) if qk_norm else None
@@ -359,7 +358,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[B, N, D] -> [B, N, D]."""
-        q, k, v = split_heads(self.qkv(h), 3, self.heads)
+        qkv = self.qkv(h)
+        if self.fused and self.norm is None and kernels.can_attend(qkv, None, self.heads):
+            fused: Tensor = self.out(kernels.attend(qkv, None, None, self.heads))
+            return fused
+        q, k, v = split_heads(qkv, 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
         answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
@@ -371,6 +374,7 @@ class CrossAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
         super().__init__()
+        self.fused = False
         self.heads = heads
         self.q = nn.Linear(width, width)
         self.kv = nn.Linear(width, 2 * width)
@@ -378,12 +382,16 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+        q, kv = self.q(h), self.kv(text)
+        if self.fused and self.norm is None and kernels.can_attend(q, kv, self.heads):
+            fused: Tensor = self.out(kernels.attend(q, kv, None if mask is None else mask.flatten(1), self.heads))
+            return fused
         if mask is not None and h.is_cuda:
             # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
             missing = -text.shape[1] % 16
-            text, mask = F.pad(text, (0, 0, 0, missing)), F.pad(mask, (0, missing))
-        (q,) = split_heads(self.q(h), 1, self.heads)
-        k, v = split_heads(self.kv(text), 2, self.heads)
+            kv, mask = F.pad(kv, (0, 0, 0, missing)), F.pad(mask, (0, missing))
+        (q,) = split_heads(q, 1, self.heads)
+        k, v = split_heads(kv, 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
         answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
@@ -410,6 +418,7 @@ class Head(nn.Module):
 
     def __init__(self, config: DiTConfig, outputs: int | None = None) -> None:
         super().__init__()
+        self.fused = False
         width = config.width
         if config.variant == "adaln":
             self.modulation = nn.Linear(width, 2 * width)
@@ -424,7 +433,7 @@ class Head(nn.Module):
         else:
             two = (vector[:, None] + self.table)[:, :, None]
         shift, scale = two.to(h.dtype).unbind(1)
-        patches: Tensor = self.project(modulate(h, shift, scale, NORM_EPS))
+        patches: Tensor = self.project(norm_modulate(h, shift, scale, NORM_EPS, self.fused))
         return patches
 
 
@@ -439,23 +448,21 @@ class Projection(nn.Module):
         self.leave = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.ends_in_gelu(x) and isinstance(self.activation, nn.GELU):
-            hidden = kernels.linear_gelu(x, self.enter.weight, self.enter.bias)
-        else:
-            hidden = self.activation(self.enter(x))
-        y: Tensor = self.leave(hidden)
+        y: Tensor = self.leave(self.activation(self.enter(x)))
         return y
 
 
-def modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """LayerNorm(h) (1 + scale) + shift, with shift and scale [B, 1, D]."""
-    if kernels.available(h):
+def norm_modulate(h: Tensor, shift: Tensor, scale: Tensor, eps: float, fused: bool = False) -> Tensor:
+    """LayerNorm(h) (1 + scale) + shift, with shift and scale [B, 1, D]. Its kernel has no gradient."""
+    if fused and not torch.is_grad_enabled() and kernels.available(h):
         return kernels.norm_modulate(h, shift, scale, eps)
     return torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=eps), 1.0 + scale)
 
 
-def gated_add(h: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-    """h + gate branch, with gate [B, 1, D]."""
+def gated_add(h: Tensor, gate: Tensor, branch: Tensor, fused: bool = False) -> Tensor:
+    """h + gate branch, with gate [B, 1, D]. Its kernel has no gradient."""
+    if fused and not torch.is_grad_enabled() and kernels.available(h):
+        return kernels.gated_add(h, gate, branch)
     return torch.addcmul(h, gate, branch)
 
 

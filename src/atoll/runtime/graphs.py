@@ -8,15 +8,14 @@ nobody reads. Weights are memory too: whoever copies another expert's weights th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..diffusion import Condition
 
 Function = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> one row of answer for each of x
@@ -43,7 +42,7 @@ class _Recorded:
 class GraphRunner:
     """A function of rows, computed for padded numbers of them, and on a CUDA device replayed as graphs.
 
-    `kernels`: with the fused kernels. `record` False computes what a graph would, for tests on a CPU. Two that
+    `record` False computes what a graph would, for tests on a CPU. Two that
     share a `pool` of memory must not run at the same time; each waits for nobody by itself.
     """
 
@@ -54,10 +53,9 @@ class GraphRunner:
         *,
         shapes: tuple[int, ...] = SHAPES,
         record: bool | None = None,
-        kernels: bool = False,
         pool: tuple[int, int] | None = None,
     ) -> None:
-        self._function, self._device, self._shapes, self._kernels = function, device, shapes, kernels
+        self._function, self._device, self._shapes = function, device, shapes
         self._record = device.type == "cuda" if record is None else record
         self._pool = torch.cuda.graph_pool_handle() if self._record and pool is None else pool
         self._kept: dict[object, _Recorded] = {}
@@ -118,7 +116,7 @@ class GraphRunner:
 
     def _compute(self, inputs: dict[str, Tensor]) -> Tensor:
         condition = Condition.of(inputs) if len(inputs) > 2 else None
-        with torch.no_grad(), plain_types(self._device), fused_kernels(self._kernels):
+        with torch.no_grad(), plain_types(self._device):
             return self._function(inputs["x"], inputs["t"], condition)
 
     def _recorded(self, inputs: dict[str, Tensor], kind: object) -> _Recorded:
@@ -167,17 +165,6 @@ def fill(inputs: dict[str, Tensor], given: dict[str, Tensor], places: Tensor) ->
             torch.index_select(value, 0, places, out=inputs[name])
         else:  # an expert on another card
             inputs[name].copy_(value[places.to(value.device)], non_blocking=True)
-
-
-@contextmanager
-def fused_kernels(on: bool) -> Iterator[None]:
-    """While inside, the fused kernels are used, or not."""
-    before = kernels.Switch.on
-    kernels.Switch.on = on
-    try:
-        yield
-    finally:
-        kernels.Switch.on = before
 
 
 def plain_types(device: torch.device) -> torch.autocast | nullcontext[None]:

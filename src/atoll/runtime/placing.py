@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..artifacts import Artifact, Store, UserError
-from ..diffusion import Condition, LinearFlow
+from ..diffusion import LinearFlow
 from ..islands.expert import KIND, ExpertCard, read_expert_card
 from ..mixture.mixture import RouterFunction
 from ..models.accounting import block_values
-from ..models.dit import DiT, DiTConfig
+from ..models.dit import DiTConfig
+from ..models.kernel_check import wrong_kernels
 from ..router.card import TrainedRouter
 from ..training.machines import GIB, reachable
 from ..training.result import WEIGHTS
-from ..training.trust import answering_disagreements, told
 from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
 from .routing import place_router
@@ -82,8 +80,7 @@ class Placed:
                 for e in self.experts
             ]
             slots, self.summary = choose([stored.layout for stored in experts], self.placement)
-            running = self.running(precision)
-            self._residency = precision, Residency(experts, slots, self.placement.devices, running)
+            self._residency = precision, Residency(experts, slots, self.placement.devices, self.running)
             if (doubt := self.doubt(precision)) is not None:
                 self.summary += f"; {doubt}"
         return self._residency[1]
@@ -98,24 +95,20 @@ class Placed:
             return trained
         kept = self._routers.get(precision)
         if kept is None or kept[0] is not trained:
-            kept = trained, place_router(trained, precision, self.placement.device, self.running(precision))
+            kept = trained, place_router(trained, precision, self.placement.device, self.running)
             self._routers[precision] = kept
         return kept[1]
 
-    def running(self, precision: Precision) -> Running:
-        kernels = self._fuses(precision) and self.doubt(precision) is None
-        return Running(graphs=self.placement.graphs, kernels=kernels)
+    @property
+    def running(self) -> Running:
+        return Running(graphs=self.placement.graphs)
 
-    def _fuses(self, precision: Precision) -> bool:
-        """Whether the fused kernels are for this: CUDA, in half precision."""
-        return precision == "bfloat16" and self.placement.device.type == "cuda"
-
-    def doubt(self, precision: Precision, *others: DiTConfig) -> str | None:
-        """A line about kernels that are wrong on this card for one of the architectures; None if all is well."""
-        if not self._fuses(precision):
+    def doubt(self, precision: Precision) -> str | None:
+        """A line about kernels that are wrong on this GPU for one of the architectures; None if all is well."""
+        if precision != "bfloat16" or self.placement.device.type != "cuda":
             return None
-        asked = [*(expert.card.architecture for expert in self.experts), *others]
-        lines = (wrong_kernels(architecture, self.placement.device) for architecture in asked)
+        architectures = [expert.card.architecture for expert in self.experts]
+        lines = (wrong_kernels(a, a.image_tokens, self.placement.device) for a in architectures)
         return next((line for line in lines if line is not None), None)
 
 
@@ -193,34 +186,3 @@ def answering_bytes(architecture: DiTConfig, rows: int, precision: Precision) ->
 
 def size(nbytes: int) -> str:
     return f"{nbytes / GIB:.1f} GiB" if nbytes >= 0.1 * GIB else f"{nbytes / 2**20:.1f} MiB"
-
-
-@lru_cache
-def wrong_kernels(config: DiTConfig, device: torch.device) -> str | None:
-    """Ask the fused kernels about one block of this architecture: a line about what is wrong, or None."""
-    network = DiT(replace(config, depth=1), torch.Generator().manual_seed(0)).to(device, torch.bfloat16).eval()
-    x, time, condition = small_question(config, device)
-    wrong = answering_disagreements(network, lambda: network(x, time, condition))
-    return told(wrong) if wrong else None
-
-
-def small_question(config: DiTConfig, device: torch.device, rows: int = 4) -> tuple[Tensor, Tensor, Condition | None]:
-    """Random input for a network of this architecture."""
-    numbers = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, *config.latent, generator=numbers)
-    time = config.time_scale * torch.rand(rows, generator=numbers)
-    condition = None
-    length = config.text_length or 8
-    match config.condition:
-        case "labels":
-            condition = Condition(labels=torch.arange(rows) % (config.classes or 1))
-        case "words":
-            words = torch.randint(config.vocabulary or 1, (rows, length), generator=numbers)
-            condition = Condition(tokens=words, mask=torch.ones(rows, length, dtype=torch.bool))
-        case "pooled":
-            condition = Condition(pooled=torch.randn(rows, config.text_width or 1, generator=numbers))
-        case "tokens":
-            tokens = torch.randn(rows, length, config.text_width or 1, generator=numbers)
-            lengths = torch.randint(1, length + 1, (rows, 1), generator=numbers)
-            condition = Condition(tokens=tokens, mask=torch.arange(length)[None] < lengths)
-    return x.to(device), time.to(device), None if condition is None else condition.to(device)

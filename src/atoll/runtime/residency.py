@@ -19,6 +19,7 @@ from torch import Tensor
 from ..artifacts import UserError
 from ..diffusion import Condition, Schedule
 from ..islands.expert import ExpertCard, bridged
+from ..models.kernel_check import use_kernels
 from ..training.execution import Execution
 from ..training.step import arrange
 from .graphs import SHAPES, Function, GraphRunner
@@ -50,7 +51,6 @@ class Running:
 
     streams: int = 4  # on which experts run at the same time; two to eight are alike on an H200
     graphs: bool | None = None
-    kernels: bool = False  # our fused ones: somebody has asked them on this card
     shapes: tuple[int, ...] = SHAPES
     compiled: bool = False  # blocks by inductor: seconds for each shape, for a few hundredths of the time
 
@@ -75,6 +75,7 @@ class Slot:
         key = card.architecture, card.schedule, card.kind, card.bridge_limit, layout.precision, layout.int8
         if key not in self._functions:
             network = layout.network(self.memory)
+            use_kernels(network)
             if self._running.compiled:
                 arrange(network, Execution(compiling="blocks"))
             bridge = bridged(network, card, onto)
@@ -91,7 +92,6 @@ class Slot:
                     self.device,
                     shapes=self._running.shapes,
                     record=self.device.type == "cuda",
-                    kernels=self._running.kernels,
                     pool=self._pool,
                 )
                 if graphs

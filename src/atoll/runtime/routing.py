@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..diffusion import Condition
+from ..models.kernel_check import use_kernels
 from ..router.card import TrainedRouter
 from .graphs import GraphRunner
 from .padding import padded_rows
@@ -32,12 +33,13 @@ class PlacedRouter:
 def place_router(trained: TrainedRouter, precision: Precision, device: torch.device, running: Running) -> PlacedRouter:
     """The router on a device; in float32 on a CPU it is the trained one as it is."""
     network = trained.network
-    if precision == "bfloat16" or network.class_token.device != device:
+    if precision == "bfloat16" or next(network.parameters()).device != device:
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         network = copy.deepcopy(network).to(device, dtype)
+        use_kernels(network)
     placed = TrainedRouter(trained.card, network, trained.digest)
     cuda = device.type == "cuda"
     if not (cuda if running.graphs is None else running.graphs):
         return PlacedRouter(placed, None)
-    runner = GraphRunner(placed, device, shapes=running.shapes, record=cuda, kernels=running.kernels)
+    runner = GraphRunner(placed, device, shapes=running.shapes, record=cuda)
     return PlacedRouter(placed, runner)

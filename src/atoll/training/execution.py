@@ -26,7 +26,7 @@ class Execution(BaseModel):
     precision: Literal["float32", "bfloat16", "float8"] = Field(
         "float32",
         description="of activations and matrix products; weights, moments and sums are float32. float8: bfloat16, with "
-        "the long products of a block and of its input's gradient in 8 bits",
+        "the long products of a block in 8 bits (torchao)",
     )
     micro_batch: int | None = Field(None, gt=0, description="images per forward pass; none: the whole batch")
     recomputed_blocks: int = Field(0, ge=0, description="blocks that keep no activations and compute them twice")
@@ -77,8 +77,9 @@ def open_device(execution: Execution) -> torch.device:
         raise UserError(
             f"precision float8: {device} multiplies no 8-bit numbers, as an H100 or RTX 4090 does; use bfloat16"
         )
-    if execution.moments == "8-bit" and find_spec("torchao") is None:
-        raise UserError("moments 8-bit: needs an extra: pip install 'atoll-diffusion[torchao]'; or use float32")
+    for option, value in (("moments", "8-bit"), ("precision", "float8")):
+        if getattr(execution, option) == value and find_spec("torchao") is None:
+            raise UserError(f"{option} {value}: needs an extra: pip install 'atoll-diffusion[torchao]'")
     if device.type == "cpu":
         torch.set_num_threads(execution.threads)
     elif device.type == "cuda":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..artifacts import UserError
+from ..models.kernel_check import use_kernels
 from .checkpoints import Checkpoints, Ledger, save_execution
 from .execution import Execution, open_device
 from .feed import Feed
@@ -25,7 +26,6 @@ from .state import Counts, TrainingState
 from .step import EAGER_STEPS, Learner, Step, eager
 from .stopping import StopRequested, StopSignal
 from .team import Team, gathered
-from .trust import trusted_kernels
 
 REPORTS = 40  # rows of metrics in a run
 MOST_SKIPPED = 5  # steps in a row that were not finite before a run is given up
@@ -75,14 +75,12 @@ def fit(
     checkpoint_seconds: float | None = None,
     watch: Watch | None = None,
     show: Show | None = None,
-    doubt: str | None = None,
 ) -> Fitted:
     """Train `learner.network` by `training`; its final state, its metrics and how it was computed.
 
     Work in progress is in `folder`, under `identity`, which must not change; the same call resumes, bit for bit on a
     CPU, after any kind of death. If the first step runs out of memory, the micro-batch is halved; later the run ends
-    with one line, and the same call resumes. `show` is called with every row of metrics. `doubt` is what is wrong with
-    the fused kernels for other networks that run meanwhile: nobody uses them then.
+    with one line, and the same call resumes. `show` is called with every row of metrics.
     """
     device = open_device(execution)
     learner.network.to(device)
@@ -92,25 +90,25 @@ def fit(
             checkpoints.begin(identity, whose)
             save_execution(folder, execution)
         execution = team.told(execution)  # others may have found another amount of free memory
-        with trusted_kernels(learner, training, execution, doubt) as said:
-            if said is not None and team.leads:
-                watch(Progress(0, training.images, note=said))
-            state = TrainingState(learner.network, training, execution)
-            ledger = checkpoints.restore(state)
-            first = state.images
-            run = Run(learner, training, checkpoints, stop, team, watch, show)
-            while not completes(run, execution, state, ledger):
-                state.optimizer.zero_grad(set_to_none=True)
-                free_memory()
-                smaller = halved(execution, training)
-                if team.size > 1 or state.images > first or state.updating or smaller is None:
-                    raise UserError(
-                        f"out of memory on {device} after {state.images:,} images: run the same command with a smaller "
-                        "--memory, --set micro_batch or a smaller network; it resumes from the last checkpoint"
-                    )
-                execution = smaller
-                watch(Progress(first, training.images, note=f"out of memory: micro-batch {execution.micro_batch}"))
-                save_execution(folder, execution)
+        wrong = use_kernels(learner.network)
+        if wrong is not None and team.leads:
+            watch(Progress(0, training.images, note=wrong))
+        state = TrainingState(learner.network, training, execution)
+        ledger = checkpoints.restore(state)
+        first = state.images
+        run = Run(learner, training, checkpoints, stop, team, watch, show)
+        while not completes(run, execution, state, ledger):
+            state.optimizer.zero_grad(set_to_none=True)
+            free_memory()
+            smaller = halved(execution, training)
+            if team.size > 1 or state.images > first or state.updating or smaller is None:
+                raise UserError(
+                    f"out of memory on {device} after {state.images:,} images: run the same command with a smaller "
+                    "--memory, --set micro_batch or a smaller network; it resumes from the last checkpoint"
+                )
+            execution = smaller
+            watch(Progress(first, training.images, note=f"out of memory: micro-batch {execution.micro_batch}"))
+            save_execution(folder, execution)
         return Fitted(state, ledger.rows, execution, team.leads)
 
 

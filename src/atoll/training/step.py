@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from ..models.float8 import to_float8
 from .execution import Execution, autocast
 from .packing import Batch
 from .recipe import Training
@@ -30,7 +31,7 @@ class Learner(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """The network on its device; its repeated part is in `blocks`, with switches `recompute` and `float8`."""
+        """The network on its device; its repeated part is in `blocks`, with a switch `recompute`."""
         ...
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
@@ -168,11 +169,12 @@ def arrange(network: nn.Module, execution: Execution) -> None:
     """Tell each block how to compute, and whether to be compiled: one by one, since all are alike."""
     blocks = network.blocks
     assert isinstance(blocks, nn.ModuleList)
+    if execution.precision == "float8":
+        to_float8(network)
     if execution.compiling != "none":
         allow_many_shapes()
     for index, block in enumerate(blocks):
         block.recompute = index < execution.recomputed_blocks  # type: ignore[assignment]
-        block.float8 = execution.precision == "float8"  # type: ignore[assignment]
         block._compiled_call_impl = None
         if execution.compiling != "none":
             block.compile(fullgraph=True, dynamic=False)

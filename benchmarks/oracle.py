@@ -37,8 +37,9 @@ from atoll.diffusion import (
     noisy,
 )
 from atoll.mixture import Mixture
-from atoll.sampling import SOLVERS, GridPath, Sampling, generate
-from atoll.sampling.protocols import as_routed
+from atoll.sampling import SOLVERS, Sampling, generate
+from atoll.sampling.protocols import Unrouted
+from atoll.sampling.solvers import GridPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
@@ -217,7 +218,7 @@ def convergence(console: Console) -> dict[str, Any]:
         walk = SOLVERS[solver](x, GridPath(REFERENCE, times), lambda step: torch.zeros_like(x))
         state, t = next(walk)
         while True:
-            velocity = as_routed(TRUTH).velocity(state, torch.full((len(x),), t, dtype=torch.float64), None, weights)
+            velocity = Unrouted(TRUTH).velocity(state, torch.full((len(x),), t, dtype=torch.float64), None, weights)
             try:
                 state, t = walk.send(velocity)
             except StopIteration as end:

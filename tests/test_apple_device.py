@@ -37,7 +37,8 @@ from atoll.mixture.routes import parse_route
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
 from atoll.router.card import RouterCard, TrainedRouter
-from atoll.sampling import SOLVERS, GuidanceWeights, Sampling, generate
+from atoll.sampling import SOLVERS, Sampling, generate
+from atoll.sampling.settings import GuidanceWeights
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, name, states
 

@@ -23,8 +23,9 @@ from atoll.diffusion import Condition
 from atoll.mixture.mixture import Mixture
 from atoll.runtime.load import Ensemble
 from atoll.runtime.placing import Placed, Placement, SingleExpert
-from atoll.sampling import GuidanceWeights, image_seeds
+from atoll.sampling import image_seeds
 from atoll.sampling.noise import initial_noise
+from atoll.sampling.settings import GuidanceWeights
 
 PROMPTS = ["a handwritten seven", "a handwritten two", "a handwritten nine", "a handwritten one", "a handwritten six"]
 
@@ -68,7 +69,7 @@ def test_watching_changes_no_bit_of_an_image(ensemble: Model, route: str, solver
     seeds = image_seeds(7, len(PROMPTS))
     unwatched = ensemble.latents(PROMPTS, seeds, sampling, batch=3)
     assert torch.equal(
-        ensemble.latents(PROMPTS, seeds, sampling, batch=3, on_step=lambda step: vandal(ensemble._info(step, 4))),
+        ensemble.latents(PROMPTS, seeds, sampling, batch=3, on_step=lambda step: vandal(StepInfo(ensemble, 4, step))),
         unwatched,
     )
     images = ensemble.generate(PROMPTS, sampling, seed=7, batch=3)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -24,18 +24,14 @@ from .mixture.missing import ExpertsMissing
 from .mixture.routes import parse_route
 from .models.autoencoders import load_autoencoder
 from .runtime.load import Ensemble, load_ensemble
-from .runtime.placing import Placement, SingleExpert, load_single_expert
-from .sampling import Routed, Step, image_seeds
+from .runtime.placing import Placement, SingleExpert, load_single_expert, placement_of
+from .sampling import Request, Routed, Step, image_seeds
 from .sampling import Sampling as Sampling  # for those who import the model
 from .sampling import stream as sample
-from .training.execution import named_or_best
-from .training.resources import parse_memory, usable
 
-DECODE_BATCH = 64  # images an autoencoder decodes at once: its activations dwarf the latents
+DECODED_PIXELS = 2**20  # decoded at once: an autoencoder's activations dwarf the latents
 NAMES_SHOWN = 5  # classes in the short description of a model
-Progress = Callable[[int, int], None]  # (image-steps done, image-steps in all)
 Prompts = str | int | Sequence[str | int]  # one, or one per image
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,8 +84,8 @@ class Model:
         """
         chosen = changed(sampling, steps=steps, guidance=guidance, route=route, solver=solver)
         given = listed(prompts)
+        on_step = None if callback is None else lambda step: callback(StepInfo(self, chosen.steps, step))
         seeds = image_seeds(seed, len(given))
-        on_step = None if callback is None else lambda step: callback(self._info(step, chosen.steps))
         latents = self.latents(given, seeds, chosen, negative=negative_prompt, batch=batch, on_step=on_step)
         return to_pil(self.decode(latents))
 
@@ -114,7 +110,7 @@ class Model:
         chosen = changed(sampling, steps=steps, guidance=guidance, route=route, solver=solver)
         given = listed(prompts)
         walk = self._steps(given, image_seeds(seed, len(given)), chosen, negative_prompt, batch)
-        return (self._info(step, chosen.steps) for step in walk)
+        return (StepInfo(self, chosen.steps, step) for step in walk)
 
     def latents(
         self,
@@ -124,31 +120,27 @@ class Model:
         *,
         negative: Prompts | None = None,
         batch: int = 64,
-        progress: Progress | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Tensor:
         """Normalized latents [N, C, H, W] for N prompts and their seeds; image i depends on seed i only."""
-        latents, done = torch.empty(len(seeds), *self.latent.shape, device=self.device), 0
+        latents = torch.empty(len(seeds), *self.latent.shape, device=self.device)
         for step in self._steps(prompts, seeds, sampling, negative, batch):
             if step.latents is not None:
                 latents[step.images] = step.latents
             if on_step is not None:
                 on_step(step)
-            done += step.rows.stop - step.rows.start
-            if progress is not None:
-                progress(done, len(seeds) * sampling.steps)
         return latents
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Normalized latents to images uint8 [N, C, H, W] on the CPU."""
         autoencoder = load_autoencoder(self.latent.autoencoder)
-        parts = torch.split(latents, DECODE_BATCH)
-        return torch.cat([autoencoder.decode(self.latent.denormalize(part.to(self.device))).cpu() for part in parts])
-
-    @property
-    def default_route(self) -> str | None:
-        return self.body.version.route if isinstance(self.body, Ensemble) else None
+        images, size = [], 1  # the first image alone: it tells how many pixels one has
+        while len(latents):
+            part, latents = latents[:size], latents[size:]
+            images.append(autoencoder.decode(self.latent.denormalize(part.to(self.device))).cpu())
+            size = max(1, DECODED_PIXELS // (images[0].shape[-1] * images[0].shape[-2]))
+        return torch.cat(images)
 
     @property
     def missing(self) -> Mapping[int, str]:
@@ -178,33 +170,27 @@ class Model:
         shown = ", ".join(sanitize(name, 30) for name in self.class_names[:NAMES_SHOWN])
         return f"reads {self.classes} classes ({shown}{', ...' if self.classes > NAMES_SHOWN else ''})"
 
-    def condition(self, prompts: Sequence[str | int]) -> Condition | None:
-        """N prompts as the condition [N] the networks read: text, or a class; None for a model without either."""
-        if self.text is not None:
-            return Condition(**text_encoder(self.text, str(self.device)).encode(texts(prompts)))
-        if self.classes is not None:
-            return Condition(labels=torch.tensor([self._class_of(prompt) for prompt in prompts], dtype=torch.int64))
-        for prompt in prompts:
-            if prompt != "":
-                raise UserError(
-                    f"--prompt {prompt!r}: the data had neither captions nor labels, so this model reads no prompts; "
-                    "leave it out"
-                )
-        return None
+    def condition(self, prompts: Sequence[str | int], negative: Prompts | None = None) -> Condition | None:
+        """N prompts as the condition [N] the networks read: text, or a class; None for a model without either.
 
-    def guided_condition(
-        self, prompts: Sequence[str | int], negative: Prompts | None, sampling: Sampling
-    ) -> Condition | None:
-        """The condition [N] of the prompts, with what to guide away from."""
-        condition = self.condition(prompts)
+        With `negative` prompts, one or N, guidance leads away from these.
+        """
+        condition: Condition | None = None
+        if self.text is not None:
+            condition = Condition(**text_encoder(self.text, str(self.device)).encode(texts(prompts)))
+        elif self.classes is not None:
+            classes = [class_number(prompt, self.classes, self.class_names) for prompt in prompts]
+            condition = Condition(labels=torch.tensor(classes, dtype=torch.int64))
+        elif any(prompt != "" for prompt in prompts):
+            raise UserError(
+                "--prompt: the data had no captions or labels, so this model reads no prompts; leave it out"
+            )
         if negative is None:
             return condition
-        if condition is None:
-            raise UserError("--negative-prompt: this model reads no prompts; leave it out")
-        if sampling.guidance == 1.0:
-            raise UserError("--negative-prompt: has no effect at guidance 1; use more, such as 2, or leave it out")
         away = listed(negative)
         away = away * len(prompts) if len(away) == 1 else away
+        if condition is None:
+            raise UserError("--negative-prompt: this model reads no prompts; leave it out")
         if len(away) != len(prompts):
             raise UserError(
                 f"--negative-prompt: give one, or one for each of the {len(prompts)} prompts, not {len(away)}"
@@ -214,42 +200,37 @@ class Model:
         return Opposed(**condition.tensors(), negative=opposite)
 
     def titles(self, prompts: Sequence[str | int]) -> list[str]:
-        """Prompts as sheets and records call them: texts as they are, classes by name. Each means the same again."""
-        if self.text is None and self.classes is not None:
-            return [class_title(self._class_of(prompt), self.class_names) for prompt in prompts]
-        return texts(prompts)
-
-    def _class_of(self, prompt: str | int) -> int:
-        assert self.classes is not None
-        return class_number(prompt, self.classes, self.class_names)
+        """Prompts as sheets and records show them: texts as they are, classes by name. Each means the same again."""
+        if self.text is not None or self.classes is None:
+            return texts(prompts)
+        return [class_title(class_number(p, self.classes, self.class_names), self.class_names) for p in prompts]
 
     def resolved(self, sampling: Sampling) -> Sampling:
         """The same with the model's own route and precision filled in; no guidance where no prompt can guide."""
-        if isinstance(self.body, SingleExpert) and sampling.route is not None:
+        alone = isinstance(self.body, SingleExpert)
+        if alone and sampling.route is not None:
             raise UserError(
                 f"--route {sampling.route}: this is a single expert, there is nothing to route; leave it out"
             )
         return replace(
             sampling,
             guidance=sampling.guidance if self.is_conditional else 1.0,
-            route=sampling.route or self.default_route,
-            route_every=sampling.route_every if isinstance(self.body, Ensemble) else 1,
-            precision="bfloat16" if sampling.precision_on(self.device) is torch.bfloat16 else "float32",
+            route=None if isinstance(self.body, SingleExpert) else sampling.route or self.body.version.route,
+            route_every=1 if alone else sampling.route_every,
+            precision=sampling.precision_on(self.device),
         )
 
     def denoiser(self, sampling: Sampling = Sampling()) -> Denoiser | Routed:
         """The model as one denoiser on the sampling path."""
-        sampling = self.resolved(sampling)
-        assert sampling.precision != "auto", "resolved"
+        precision = sampling.precision_on(self.device)
         if isinstance(self.body, SingleExpert):
-            return self.body.denoiser(sampling.precision)
-        assert sampling.route is not None, "resolved"
-        return self.body.mixture(parse_route(sampling.route), sampling.precision)
+            return self.body.denoiser(precision)
+        return self.body.mixture(parse_route(sampling.route or self.body.version.route), precision)
 
     def takes_turns(self, sampling: Sampling = Sampling()) -> bool:
         """Whether not all of its experts fit in memory, so that many images at once are faster."""
         denoiser = self.denoiser(sampling)
-        return isinstance(denoiser, Routed) and denoiser.residents is not None
+        return isinstance(denoiser, Routed) and denoiser.next_expert is not None
 
     @property
     def placement(self) -> str:
@@ -272,45 +253,45 @@ class Model:
         batch: int,
     ) -> Iterator[Step]:
         sampling = self.resolved(sampling)
-        condition = self.guided_condition(prompts, negative, sampling)
-        denoiser = self.denoiser(sampling)
-        return sample(denoiser, self.latent.shape, seeds, condition, sampling, batch=batch, device=self.device)
-
-    def _info(self, step: Step, steps: int) -> StepInfo:
-        # copies: a router or a route may keep what it returned
-        weights, chosen = (part.to("cpu", torch.float32, copy=True) for part in (step.weights, step.chosen))
-        alone, images = isinstance(self.body, SingleExpert), range(step.images.start, step.images.stop)
-        return StepInfo(
-            images,
-            step.index + 1,
-            steps,
-            step.time,
-            weights=None if alone else weights,
-            expert_weights=None if alone else chosen,
-            _model=self,
-            _step=step,
-        )
+        condition = self.condition(prompts, negative)
+        if negative is not None and sampling.guidance == 1.0:
+            raise UserError("--negative-prompt: has no effect at guidance 1; use more, such as 2, or leave it out")
+        request = Request(seeds, condition, sampling)
+        return sample(self.denoiser(sampling), self.latent.shape, request, batch=batch, device=self.device)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepInfo:
-    """Some images of a call after one step.
+    """Some images of a call after one step."""
 
-    images           their places in the call's list of prompts
-    step             1 .. steps
-    time             the t of the velocity: 1 is noise, 0 is data
-    weights          the router's p(k | x, t, prompt) [B, K], on the CPU; None for a single expert
-    expert_weights   the same after the route [B, K], on the CPU; None for a single expert
-    """
-
-    images: range
-    step: int
+    _model: Model
     steps: int
-    time: float
-    weights: Tensor | None = field(repr=False)
-    expert_weights: Tensor | None = field(repr=False)
-    _model: Model = field(repr=False)
-    _step: Step = field(repr=False)
+    _step: Step
+
+    @property
+    def images(self) -> range:
+        """Their places in the call's list of prompts."""
+        return range(self._step.images.start, self._step.images.stop)
+
+    @property
+    def step(self) -> int:
+        """1 .. steps."""
+        return self._step.index + 1
+
+    @property
+    def time(self) -> float:
+        """The t of the velocity: 1 is noise, 0 is data."""
+        return self._step.time
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The router's p(k | x, t, prompt) [B, K], on the CPU; None for a single expert."""
+        return None if isinstance(self._model.body, SingleExpert) else copied(self._step.weights)
+
+    @property
+    def expert_weights(self) -> Tensor | None:
+        """The same after the route [B, K]."""
+        return None if isinstance(self._model.body, SingleExpert) else copied(self._step.chosen)
 
     @property
     def x0(self) -> Tensor:
@@ -331,6 +312,11 @@ class StepInfo:
     def finished(self) -> list[Image.Image] | None:
         """The images themselves, at their last step."""
         return None if self._step.latents is None else to_pil(self._model.decode(self._step.latents))
+
+
+def copied(weights: Tensor) -> Tensor:
+    """On the CPU, so that a callback may do with it what it likes."""
+    return weights.to("cpu", torch.float32, copy=True)
 
 
 def listed(prompts: Prompts) -> list[str | int]:
@@ -410,21 +396,6 @@ def load(
     version = ensemble.version
     digest, names = rounded(digest, placement), version.class_names
     return Model(ensemble, version.latent, version.text, digest, placement.device, names)
-
-
-def placement_of(device: str | torch.device | None, memory: str | float | None, weights: str | None) -> Placement:
-    """Where experts go, as the user says it."""
-    if weights not in (None, "int8"):
-        raise UserError(f"--weights {weights}: use int8, or leave it out for weights of the precision")
-    names = named_or_best(None if device is None else str(device)).split(",")
-    for name in names:
-        if not usable(name):
-            raise UserError(f"--device {name}: this machine has none; use cpu")
-    devices = tuple(torch.empty(0, device=name).device for name in names)  # with its number, where it has one
-    if len({on.type for on in devices}) > 1:
-        raise UserError(f"--device {device}: experts are spread over devices of one kind; leave one out")
-    room = parse_memory(memory) if isinstance(memory, str) else memory
-    return Placement(devices, room, int8=weights == "int8")
 
 
 def rounded(digest: str, placement: Placement) -> str:

@@ -35,7 +35,10 @@ from atoll.registry.versions import Member, Version
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.runtime.load import Ensemble
 from atoll.runtime.placing import Placed, Placement, SingleExpert, load_single_expert, open_expert
-from atoll.sampling import SOLVERS, GridPath, Sampling, parse_grid, step_noise
+from atoll.sampling import SOLVERS, Sampling
+from atoll.sampling.grids import parse_grid
+from atoll.sampling.noise import step_noise
+from atoll.sampling.solvers import GridPath
 from atoll.training.result import WEIGHTS
 from installs import atoll_without, environment_with
 from pretrained_folders import clip_folder, kl_folder, tiny_folder

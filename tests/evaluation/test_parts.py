@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from atoll.artifacts import Artifact
-from atoll.diffusion import LinearFlow
 from atoll.evaluation.samples import StoredImages, read_samples, write_images
 from atoll.mixture.record import Record
-from atoll.sampling import GridPath, Request, Sampling, Step, uniform
+from atoll.sampling import Request, Sampling, Step
 from killed import finish, start
 
 SAMPLED = ["-n", "60", "--batch", "8", "--steps", "3", "--route", "top-1"]
@@ -89,13 +88,12 @@ def test_images_are_read_where_they_lie(unbroken: Path) -> None:
 def test_a_record_in_parts_is_the_record_of_all() -> None:
     chosen = torch.rand(6, 2, 3, dtype=torch.float64)  # images, times, experts
     whole, parts = Record(6, 3), [Record(4, 3), Record(2, 3)]
-    grid = GridPath(LinearFlow(), uniform(2, LinearFlow()))
     for n, time_ in enumerate((0.9, 0.4)):
-        for record, first, rows in ((parts[0], 0, slice(0, 4)), (parts[1], 4, slice(0, 2))):
-            some = chosen[first : first + rows.stop, n]
-            for into, images in ((record, rows), (whole, slice(first, first + rows.stop))):
-                request = Request(range(6), None, Sampling(guidance=1.0))
-                into.add(Step(request, images, n, time_, some, some, None, some, some, grid))
+        for record, first, last in ((parts[0], 0, 4), (parts[1], 4, 6)):
+            some = chosen[first:last, n]
+            for into, place in ((record, 0), (whole, first)):
+                request = Request(range(last - first), None, Sampling(guidance=1.0), first=place)
+                into.add(Step(request, n, time_, some, some, some, some))
     joined = Record.joined(part.tensors() for part in parts)
     assert joined.by_time() == whole.by_time()
     assert torch.equal(joined.by_image(), whole.by_image())

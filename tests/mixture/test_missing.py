@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.diffusion import Condition, Denoiser, Kind, LinearFlow, Prediction
 from atoll.mixture import Denoisers, Full, Mixture, parse_route
 from atoll.mixture.missing import RouterAmong, without_missing
-from atoll.sampling import ImageRoute, Route, Sampling, generate
+from atoll.sampling import Route, Sampling, generate
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from gaussian_world import WORLD, relative_error, states
 
@@ -60,8 +60,7 @@ def test_it_is_the_ideal_model_of_what_is_left(missing: tuple[int, ...]) -> None
 def test_no_route_runs_a_missing_expert_and_weights_sum_to_one(text: str, weights: str) -> None:
     x, t = states(32, TIMES)
     mix = mixture(0, 3, route=parse_route(text))
-    route = mix.route.bind(slice(0, len(x)), range(len(x))) if isinstance(mix.route, ImageRoute) else mix.route
-    given = route(mix.routed(x, t, None), t)
+    given = mix.route(mix.routed(x, t, None), t, range(len(x)))
     assert (given[:, [0, 3]] == 0).all()
     torch.testing.assert_close(given.sum(1), torch.ones(len(x), dtype=torch.float64))
     sampling = Sampling(steps=3, guidance=2.0, guidance_weights=weights)  # type: ignore[arg-type]
@@ -72,7 +71,7 @@ def test_no_route_runs_a_missing_expert_and_weights_sum_to_one(text: str, weight
 def test_two_of_the_best_are_two_of_those_who_are_there() -> None:
     x, t = states(64, [0.7])
     mix = mixture(1, route=parse_route("top-2"))
-    assert (mix.route(mix.routed(x, t, None), t) > 0).sum(1).eq(2).all()
+    assert (mix.route(mix.routed(x, t, None), t, range(len(x))) > 0).sum(1).eq(2).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -20,7 +20,7 @@ from atoll.diffusion import (
 )
 from atoll.mixture import Denoisers, Full, Mixture, Threshold, TopK, parse_route
 from atoll.mixture.mixture import rows_by_expert
-from atoll.sampling import ImageRoute, Route, Routed
+from atoll.sampling import Route, Routed
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, covered, relative_error, states
 
@@ -63,8 +63,10 @@ class Counted:
         return self.denoiser(x, t, condition)
 
 
-def bound(route: Route, count: int) -> Route:
-    return route.bind(slice(0, count), range(count)) if isinstance(route, ImageRoute) else route
+def seeded(text: str, count: int) -> Route:
+    """A route for rows of these seeds, whoever calls the mixture."""
+    route = parse_route(text)
+    return lambda weights, t, seeds: route(weights, t, range(count))
 
 
 @pytest.mark.parametrize("offset", range(0, len(PRODUCT), 2))
@@ -105,7 +107,7 @@ def test_float32_and_bfloat16() -> None:
 @pytest.mark.parametrize("text", ROUTES)
 def test_identical_experts_are_one_expert_whatever_the_route(text: str) -> None:
     x, t = states(8, TIMES)
-    same = Mixture.of([TRUTH] * 4, ROUTER, bound(parse_route(text), len(x)))
+    same = Mixture.of([TRUTH] * 4, ROUTER, seeded(text, len(x)))
     assert relative_error(same(x, t, None).value, TRUTH(x, t, None).value).max() < 1e-12
 
 
@@ -116,16 +118,16 @@ def test_a_router_that_is_certain_gives_exactly_that_expert(text: str) -> None:
     experts = experts_of(MIXED)
     for k, expert in enumerate(experts):
         certain = torch.nn.functional.one_hot(torch.tensor(k), 4).double()
-        sure = Mixture.of(experts, lambda x, t, c, w=certain: w.expand(len(x), -1), bound(parse_route(text), len(x)))
+        sure = Mixture.of(experts, lambda x, t, c, w=certain: w.expand(len(x), -1), seeded(text, len(x)))
         assert torch.equal(sure(x, t, None).value, expert(x, t, None).value)
 
 
 @pytest.mark.parametrize("text", ROUTES)
 def test_a_route_is_the_sum_over_the_experts_it_picks(text: str) -> None:
     x, t = states(8, TIMES)
-    mix = mixture(MIXED, bound(parse_route(text), len(x)))
+    mix = mixture(MIXED, seeded(text, len(x)))
     every = torch.stack([expert(x, t, None).value for expert in experts_of(MIXED)], dim=1)  # [B, K, D]
-    expected = (mix.route(mix.routed(x, t, None), t)[:, :, None] * every).sum(1)
+    expected = (mix.route(mix.routed(x, t, None), t, ())[:, :, None] * every).sum(1)
     torch.testing.assert_close(mix(x, t, None).value, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -133,11 +135,11 @@ def test_a_route_is_the_sum_over_the_experts_it_picks(text: str) -> None:
 def test_an_expert_runs_once_on_its_own_rows_and_on_no_others(text: str, experts_per_row: int) -> None:
     x, t = states(16, TIMES)
     counted = [Counted(expert) for expert in experts_of(MIXED)]
-    mix = Mixture.of(counted, ROUTER, bound(parse_route(text), len(x)))
+    mix = Mixture.of(counted, ROUTER, seeded(text, len(x)))
     mix(x, t, None)
     assert all(len(expert.seen) <= 1 for expert in counted)
     assert sum(len(expert.seen[0]) for expert in counted if expert.seen) == experts_per_row * len(x)
-    used = mix.route(mix.routed(x, t, None), t) > 0
+    used = mix.route(mix.routed(x, t, None), t, ()) > 0
     for k, expert in enumerate(counted):
         if used[:, k].any():
             assert torch.equal(expert.seen[0], x[used[:, k]])
@@ -189,7 +191,7 @@ def test_mistakes_are_named() -> None:
 def test_threshold_mixes_only_what_reaches_it() -> None:
     x, t = states(32, [0.8])
     mix = mixture(MIXED, Threshold(0.2))
-    used = (mix.route(mix.routed(x, t, None), t) > 0).sum(1)
+    used = (mix.route(mix.routed(x, t, None), t, ()) > 0).sum(1)
     assert used.min() >= 1
     assert used.max() <= 5
     assert len(used.unique()) > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.artifacts import UserError
 from atoll.mixture import Fixed, Full, Threshold, TopK, parse_route
-from atoll.sampling import ImageRoute, Route
+from atoll.sampling import Route
 
 B, K = 64, 8
 
@@ -21,8 +21,8 @@ def router_weights(dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.softmax(logits, dim=1).to(dtype)
 
 
-def times(value: float = 0.5) -> Tensor:
-    return torch.full((B,), value, dtype=torch.float64)
+def routed(route: Route, weights: Tensor, seeds: Sequence[int] = range(B)) -> Tensor:
+    return route(weights, torch.full((len(weights),), 0.5, dtype=torch.float64), seeds)
 
 
 def largest(row: list[float]) -> list[int]:
@@ -43,9 +43,9 @@ RULES: list[tuple[Route, Callable[[list[float]], set[int]]]] = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_experts_of_the_rule_and_their_shares(route: Route, rule: Callable, dtype: torch.dtype) -> None:
     weights = router_weights(dtype)
-    routed = route(weights, times())
-    assert routed.dtype == dtype
-    for row, result in zip(weights.tolist(), routed.tolist(), strict=True):
+    found = routed(route, weights)
+    assert found.dtype == dtype
+    for row, result in zip(weights.tolist(), found.tolist(), strict=True):
         chosen = rule(row)
         total = sum(row[k] for k in chosen)
         expected = [row[k] / total if k in chosen else 0.0 for k in range(K)]
@@ -55,84 +55,44 @@ def test_the_experts_of_the_rule_and_their_shares(route: Route, rule: Callable, 
 
 @pytest.mark.parametrize("route", [Full(), TopK(2), Threshold(0.2)], ids=repr)
 def test_weights_need_not_be_normalized(route: Route) -> None:
-    torch.testing.assert_close(route(7.0 * router_weights(), times()), route(router_weights(), times()))
+    torch.testing.assert_close(routed(route, 7.0 * router_weights()), routed(route, router_weights()))
 
 
 def test_equal_weights_go_to_the_lower_index() -> None:
     equal = torch.full((2, K), 1 / K)
-    assert TopK(2)(equal, times()[:2]).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0, 0]] * 2
-    assert Threshold(0.9)(equal, times()[:2])[:, 0].tolist() == [1.0, 1.0]
+    assert routed(TopK(2), equal).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0, 0]] * 2
+    assert routed(Threshold(0.9), equal)[:, 0].tolist() == [1.0, 1.0]
 
 
-def test_fixed_draws_once_as_the_first_weights_say_and_stays_with_it() -> None:
+def test_fixed_draws_as_the_weights_are() -> None:
     count = 40_000
     weights = torch.tensor([0.5, 0.0, 0.3, 0.2]).expand(count, 4)
-    bound = Fixed().bind(slice(0, count), range(count))
-    first = bound(weights, torch.ones(count, dtype=torch.float64))
-    assert torch.equal(first.sum(1), torch.ones(count))
-    for share, found in zip(weights[0].tolist(), first.mean(0).tolist(), strict=True):
+    drawn = routed(Fixed(), weights, range(count))
+    assert torch.equal(drawn.sum(1), torch.ones(count))
+    for share, found in zip(weights[0].tolist(), drawn.mean(0).tolist(), strict=True):
         assert abs(found - share) <= 4.5 * math.sqrt(share * (1 - share) / count)
-    for time in (1.0, 0.5, 0.0):
-        assert torch.equal(bound(weights.flip(1), torch.full((count,), time, dtype=torch.float64)), first)
 
 
-def test_fixed_depends_on_the_image_and_not_on_its_batch_or_on_other_batches() -> None:
-    weights, seeds = router_weights(), list(range(100, 100 + B))
-    route = Fixed()
-    whole = route.bind(slice(0, B), seeds)(weights, times(1.0))
-    part = route.bind(slice(10, 20), seeds[10:20])(weights[10:20], times(1.0)[10:20])
-    assert torch.equal(part, whole[10:20])
+def test_fixed_depends_on_the_image_and_not_on_its_batch() -> None:
+    weights, seeds = router_weights(), [0, -1, 2**63, 2**64 - 2, *range(100, 96 + B)]
+    whole = routed(Fixed(), weights, seeds)
+    assert torch.equal(routed(Fixed(), weights[10:20], seeds[10:20]), whole[10:20])
     order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
-    shuffled = route.bind(slice(0, B), [seeds[i] for i in order])(weights[order], times(1.0))
-    assert torch.equal(shuffled, whole[order])
-    others = route.bind(slice(0, B), [s + 1000 for s in seeds])(weights, times(1.0))
-    assert not torch.equal(others, whole), "bound again, it draws again"
+    assert torch.equal(routed(Fixed(), weights[order], [seeds[i] for i in order]), whole[order])
+    assert not torch.equal(routed(Fixed(), weights, [s // 2 + 1000 for s in seeds]), whole)
+    with pytest.raises(ValueError, match=r"fixed needs the seeds of the 3 images, got 0"):
+        routed(Fixed(), weights[:3], ())
 
 
-def test_seeds_of_64_bits_and_below_zero_are_seeds_too() -> None:
-    drawn = Fixed().bind(slice(0, 4), [0, -1, 2**63, 2**64 - 2])(torch.full((4, 2), 0.5), times()[:4])
-    assert torch.equal(drawn.sum(1), torch.ones(4))
+def test_names() -> None:
+    routes = {"full": Full(), "top-1": TopK(1), "top-12": TopK(12), "threshold-0.2": Threshold(0.2), "fixed": Fixed()}
+    assert {text: parse_route(text) for text in routes} == routes
 
 
-def test_only_routes_that_need_it_are_bound() -> None:
-    for route in (Full(), TopK(1), Threshold(0.1)):
-        assert not isinstance(route, ImageRoute)
-    assert isinstance(Fixed(), ImageRoute)
+NO_ROUTES = "|top|top-|top-0|top--1|top-2.5|threshold|threshold-0|threshold-1.5|threshold-nan|full-2|Full|fixed-1|best"
 
 
-@pytest.mark.parametrize(
-    ("text", "route"),
-    [
-        ("full", Full()),
-        ("top-1", TopK(1)),
-        ("top-12", TopK(12)),
-        ("threshold-0.2", Threshold(0.2)),
-    ],
-)
-def test_names(text: str, route: Route) -> None:
-    assert parse_route(text) == route
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "top",
-        "top-",
-        "top-0",
-        "top--1",
-        "top-2.5",
-        "top-two",
-        "threshold",
-        "threshold-0",
-        "threshold-1.5",
-        "threshold-nan",
-        "full-2",
-        "Full",
-        "fixed-1",
-        "best",
-    ],
-)
+@pytest.mark.parametrize("text", NO_ROUTES.split("|"))
 def test_anything_else_is_one_line_that_names_the_choices(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_route(text)
@@ -141,8 +101,3 @@ def test_anything_else_is_one_line_that_names_the_choices(text: str) -> None:
     assert "\n" not in message
     for choice in ("full", "top-K", "threshold-P", "fixed"):
         assert choice in message
-
-
-def test_an_unbound_fixed_route_is_named() -> None:
-    with pytest.raises(ValueError, match=r"fixed needs one seed per row \(3\)"):
-        Fixed()(router_weights()[:3], times()[:3])

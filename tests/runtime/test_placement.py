@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from atoll.artifacts import UserError
-from atoll.model import placement_of
 from atoll.models.presets import preset
-from atoll.runtime.placing import Placement, choose, load_single_expert
+from atoll.runtime.placing import Placement, choose, load_single_expert, placement_of
 from atoll.runtime.residency import UnreadableExperts
 from atoll.runtime.weights import Layout, layout_of
 from tiny_experts import write_experts

@@ -107,7 +107,7 @@ def test_a_seed_gives_the_same_image_alone_and_in_random_company(places: list[Pa
         engine, waiting = Engine(model, LATENT, max_images=16), list(requests)
         while waiting or len(engine):
             if waiting and (len(engine) == 0 or numbers.random() < 0.5):
-                engine.admit([waiting.pop()])
+                engine.admit(waiting.pop())
             engine.round()
         return requests
 

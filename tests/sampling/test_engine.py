@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import runpy
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from torch import Tensor
 from atoll.diffusion import Condition, Kind, LinearFlow, Prediction
 from atoll.mixture import Fixed, Mixture, TopK, parse_route
 from atoll.mixture.mixture import RouterFunction
-from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate, initial_noise, stream, uniform
+from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate, stream
+from atoll.sampling.grids import uniform
+from atoll.sampling.noise import initial_noise
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import WORLD
 
@@ -139,7 +140,7 @@ def test_fixed_is_drawn_from_the_conditional_branch_and_shared_by_both() -> None
         return torch.nn.functional.one_hot(torch.where(dropped, 3, 1 + condition.labels), 4).double()
 
     sampling = Sampling(steps=3, solver="euler", guidance=2.0)
-    for step in stream(Mixture.of(EXPERTS, router, Fixed()), (6,), range(6), LABELS, sampling):
+    for step in stream(Mixture.of(EXPERTS, router, Fixed()), (6,), Request(range(6), LABELS, sampling)):
         assert step.chosen.argmax(1).tolist() == [1, 2] * 3
 
 
@@ -162,70 +163,47 @@ def requests() -> list[Request]:
     return made
 
 
-def test_requests_in_random_company_are_those_alone() -> None:
-    """Admitted at random rounds, with room for some of them only."""
-    alone = requests()
-    for request in alone:
-        engine = Engine(mixture(), (6,))
-        engine.admit([request])
-        while len(engine):
-            engine.round()
-    numbers, together = random.Random(1), requests()
-    engine, waiting = Engine(mixture(), (6,), max_images=7), list(together)
-    while waiting or len(engine):
-        if waiting and numbers.random() < 0.4:
-            engine.admit([waiting.pop(numbers.randrange(len(waiting))) for _ in range(min(2, len(waiting)))])
-        for step in engine.round():
-            assert step.latents is None or step.request.missing == 0
-    for one, other in zip(alone, together, strict=True):
-        assert one.latents is not None
-        assert other.latents is not None
-        torch.testing.assert_close(other.latents, one.latents, rtol=0, atol=1e-5)
-
-
-def test_requests_with_equal_settings_share_a_generator() -> None:
-    engine = Engine(mixture(), (6,))
-    sampling = Sampling(steps=3, guidance=2.0)
-    both = [Request([7, 8], LABELS[:2], sampling), Request([9], LABELS[2:3], sampling)]
-    engine.admit(both)
-    assert len(engine.running) == 1
+def finished(*requests: Request, max_images: int = 64) -> tuple[Request, ...]:
+    """Admitted one after another, with a round in between."""
+    engine = Engine(mixture(), (6,), max_images=max_images)
+    for request in requests:
+        engine.admit(request)
+        engine.round()
     while len(engine):
         engine.round()
-    expected = generate(mixture(), (6,), [7, 8, 9], LABELS[:3], sampling)
-    assert both[0].latents is not None
-    assert both[1].latents is not None
-    assert torch.equal(torch.cat([both[0].latents, both[1].latents]), expected)
+    return requests
+
+
+def test_requests_in_company_are_those_alone() -> None:
+    """With room for some of them only."""
+    for one, other in zip(finished(*requests(), max_images=7), requests(), strict=True):
+        torch.testing.assert_close(one.latents, finished(other)[0].latents, rtol=0, atol=1e-5)
 
 
 def test_a_cancelled_request_leaves_and_the_others_end_as_before() -> None:
     engine = Engine(mixture(), (6,))
-    sampling = Sampling(steps=5, guidance=2.0)
-    kept, dropped = Request([1], LABELS[:1], sampling), Request([2], LABELS[1:2], Sampling(steps=6, guidance=2.0))
-    engine.admit([kept, dropped])
+    kept, dropped = requests()[:2]
+    engine.admit(kept)
+    engine.admit(dropped)
     engine.round()
     engine.cancel(dropped)
-    assert len(engine) == 1
+    assert len(engine) == len(kept)
     while len(engine):
         engine.round()
     assert dropped.latents is None
-    expected = generate(mixture(), (6,), [1], LABELS[:1], sampling)
-    torch.testing.assert_close(kept.latents, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(kept.latents, finished(requests()[0])[0].latents, rtol=0, atol=1e-6)
 
 
 def test_the_example_of_a_route_of_ones_own() -> None:
     """Against the rule typed out: the fewest experts, most likely first, that reach p together."""
     Nucleus = runpy.run_path(str(EXAMPLES / "nucleus_route.py"))["Nucleus"]
     weights = torch.softmax(2 * torch.randn(50, 8, generator=torch.Generator().manual_seed(0)).double(), 1)
-    for row, kept in zip(weights.tolist(), Nucleus(0.7)(weights, torch.ones(50)).tolist(), strict=True):
+    for row, kept in zip(weights.tolist(), Nucleus(0.7)(weights, torch.ones(50), range(50)).tolist(), strict=True):
         chosen: list[int] = []
         for k in sorted(range(8), key=lambda k: -row[k]):
             if sum(row[j] for j in chosen) < 0.7:
                 chosen.append(k)
         assert kept == pytest.approx([row[k] / sum(row[j] for j in chosen) if k in chosen else 0.0 for k in range(8)])
-    request = Request(range(6), LABELS, Sampling(steps=2), Nucleus(0.5))
-    engine = Engine(mixture(), (6,))
-    engine.admit([request])
-    while len(engine):
-        engine.round()
+    (request,) = finished(Request(range(6), LABELS, Sampling(steps=2), Nucleus(0.5)))
     assert request.latents is not None
     assert request.latents.isfinite().all()

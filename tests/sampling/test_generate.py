@@ -19,7 +19,7 @@ from atoll.diffusion import (
     Schedule,
 )
 from atoll.mixture import Mixture, parse_route
-from atoll.sampling import SOLVERS, Sampling, generate, image_seeds, stream
+from atoll.sampling import SOLVERS, Request, Sampling, generate, image_seeds, stream
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld
 from paper_fusion import PaperFusion
 
@@ -108,7 +108,7 @@ def test_guidance_reaches_the_condition_asked_for() -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_show_every_time_and_the_preview_becomes_the_result(solver: str) -> None:
     sampling = Sampling(steps=30, solver=solver, grid="log-snr", guidance=1.0)
-    seen = list(stream(ensemble("top-2"), (4,), range(12), None, sampling, batch=8))
+    seen = list(stream(ensemble("top-2"), (4,), Request(range(12), None, sampling), batch=8))
     first, second = seen[:30], seen[30:]
     for steps, images in ((first, slice(0, 8)), (second, slice(8, 12))):
         assert [step.index for step in steps] == list(range(30))
@@ -119,19 +119,8 @@ def test_steps_show_every_time_and_the_preview_becomes_the_result(solver: str) -
         torch.testing.assert_close(steps[-1].x0.float(), steps[-1].latents, rtol=0, atol=1e-4)
     # at t = 1 the best estimate is the mean of all data
     mean = (WORLD.weights[:, None] * WORLD.means).sum(0)
-    exact = next(stream(ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY), (4,), range(8), None, sampling))
+    exact = next(stream(ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY), (4,), Request(range(8), None, sampling)))
     torch.testing.assert_close(exact.x0, mean.expand(8, -1), rtol=0, atol=1e-4, check_dtype=False)
-
-
-def test_progress_counts_every_image_and_step_once() -> None:
-    seen: list[tuple[int, int]] = []
-
-    def progress(done: int, total: int) -> None:
-        seen.append((done, total))
-
-    generate(ensemble(), (4,), range(7), None, Sampling(steps=3, guidance=1.0), batch=3, progress=progress)
-    assert [done for done, _ in seen] == [3, 6, 9, 12, 15, 18, 19, 20, 21]
-    assert {total for _, total in seen} == {21}
 
 
 def test_no_image_is_no_work() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atoll.diffusion import LinearFlow, Schedule
-from atoll.sampling import log_snr, parse_grid, shifted, uniform
+from atoll.sampling.grids import log_snr, parse_grid, shifted, uniform
 from gaussian_world import SCHEDULES, name
 
 
@@ -40,9 +40,3 @@ def test_unknown_names_are_told_the_choices(text: str) -> None:
     with pytest.raises(ValueError, match="use uniform, log-snr or shifted-S") as caught:
         parse_grid(text)
     assert repr(text) in str(caught.value)
-
-
-@pytest.mark.parametrize("grid", ["uniform", "shifted-3", "log-snr"])
-def test_no_steps_is_a_mistake(grid: str) -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        parse_grid(grid)(0, LinearFlow())

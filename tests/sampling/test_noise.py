@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from atoll.sampling import image_seeds, initial_noise, step_noise
+from atoll.sampling.noise import image_seeds, initial_noise, step_noise
 
 SHAPE = (4, 8, 8)
 
@@ -44,7 +45,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
 
 def test_seeds_from_a_number_or_a_list() -> None:
     assert image_seeds(7, 3) == [7, 8, 9]
-    assert image_seeds(0, 2) == [0, 1]
+    assert image_seeds(np.int64(7), 3) == image_seeds(np.array([7, 8, 9]), 3) == [7, 8, 9]  # type: ignore[arg-type]
     assert image_seeds([3, 3], 2) == [3, 3]
     with pytest.raises(ValueError, match="3 images need 3 seeds, got 2"):
         image_seeds([1, 2], 3)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from atoll.artifacts import UserError
 from atoll.diffusion import Condition, CosineVP, Denoiser, Kind, LinearFlow, Prediction, Schedule
-from atoll.sampling import SOLVERS, GridPath, Sampling, log_snr, uniform
-from atoll.sampling.protocols import as_routed
-from atoll.sampling.solvers import StepNoise
+from atoll.sampling import SOLVERS, Sampling
+from atoll.sampling.grids import log_snr, uniform
+from atoll.sampling.protocols import Unrouted
+from atoll.sampling.solvers import GridPath, StepNoise
 from closed_form import ExactDenoiser
 from gaussian_world import SCHEDULES, WORLD, name, states
 
@@ -25,7 +26,7 @@ TRUTH = ExactDenoiser(WORLD, LinearFlow(), Kind.VELOCITY)
 
 def solve(solver: str, denoiser: Denoiser, x: Tensor, times: Tensor, noise: StepNoise = torch.zeros) -> Tensor:
     """The state at the end of the grid."""
-    model, weights = as_routed(denoiser), torch.ones(len(x), 1)
+    model, weights = Unrouted(denoiser), torch.ones(len(x), 1)
     walk = SOLVERS[solver](x, GridPath(denoiser.schedule, times), noise)
     state, t = next(walk)
     while True:

@@ -304,7 +304,7 @@ class PipelineMethods:
         request.solver, request.times, request.noise = walk, torch.tensor(sigmas, dtype=torch.float64), noise
         engine = Engine(self.denoiser(route), noise.shape[1:], max_images=len(prompts), device=device)
         with self.progress_bar(total=len(timesteps)) as bar:
-            engine.admit([request])
+            engine.admit(request)
             while len(engine):
                 engine.round()
         x = request.latents

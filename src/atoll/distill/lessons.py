@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -45,7 +45,6 @@ from ..diffusion import (
 )
 from ..mixture.mixture import Experts, Mixture
 from ..router.learning import ClusteredSamples
-from ..sampling import ImageRoute
 from ..training.packing import Batch
 from ..training.recipe import Training
 from ..training.seeds import batch_numbers, generator
@@ -296,15 +295,16 @@ class SampledLessons:
         seeds = torch.randint(2**62, (count,), generator=numbers).tolist()
         shift = torch.rand(count, generator=numbers, dtype=torch.float64)
         route, path = self.mixture.route, self.mixture.schedule
-        bound = route.bind(slice(0, count), seeds) if isinstance(route, ImageRoute) else route
-        mixture = replace(self.mixture, route=bound)
         parts = torch.arange(self.steps).flip(0)[:, None]  # from noise to data
         own = self.objective.times(((parts + shift) / self.steps).flatten()).view(self.steps, count)
         there = path.time_at(self.objective.schedule.log_snr(own.flatten())).view_as(own)
         times = torch.cat([torch.ones(1, count, dtype=torch.float64), there])
         lessons: list[Batch] = []
         for place, t in enumerate(times):
-            velocity = mixture(x, widen(t, self.device), condition).value
+            here = widen(t, self.device)
+            if place == 0 or not getattr(route, "once", False):
+                weights = route(self.mixture.routed(x, here, condition), here, seeds)
+            velocity = self.mixture.velocity(x, here, condition, weights)
             if place > 0:  # pure noise is where they begin, and no lesson
                 lesson = self._lesson(x, t, velocity, own[place - 1])
                 lessons.append({name: value.cpu() for name, value in lesson.items()})

@@ -47,7 +47,7 @@ def add_samples(
     if out.is_file():
         raise UserError(f"--out {out}: is a file; give a folder")
     settings = settled(model, settings)
-    model.guided_condition(settings.prompts, settings.negative_prompt, settings.sampling)  # refused before it is begun
+    model.condition(settings.prompts, settings.negative_prompt)  # refused before it is begun
     wanted, calls = settings.model_dump(mode="json"), out / CALLS
     with file_lock(calls):
         there = [Artifact.open(calls / name, KIND) for name in call_names(calls)]

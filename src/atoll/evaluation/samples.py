@@ -20,7 +20,7 @@ from ..artifacts import STATE, Artifact, ArtifactWriter, atomic_file, canonical_
 from ..mixture.record import Record
 from ..model import Model
 from ..runtime.load import Ensemble
-from ..sampling import Sampling, image_seeds
+from ..sampling import Sampling, Step, image_seeds
 
 KIND = "samples"
 IMAGES = "images.safetensors"
@@ -154,7 +154,13 @@ def paint_part(model: Model, part: Part, progress: Callable[[int, int], None] | 
     seeds = image_seeds(settings.seed, len(settings.prompts))
     who = Record(len(seeds), model.body.version.clusters) if isinstance(model.body, Ensemble) else None
 
-    def on_step(done: int, total: int) -> None:
+    done = 0
+
+    def on_step(step: Step) -> None:
+        nonlocal done
+        done += len(step.request)
+        if who is not None:
+            who.add(step)
         if progress is not None:
             progress(part.first * steps + done, part.of * steps)
 
@@ -164,8 +170,7 @@ def paint_part(model: Model, part: Part, progress: Callable[[int, int], None] | 
         settings.sampling,
         negative=settings.negative_prompt,
         batch=settings.batch,
-        progress=on_step,
-        on_step=None if who is None else who.add,
+        on_step=on_step,
     )
     images = model.decode(latents).contiguous()
     write_atomic(part.path, save({"images": images, **({} if who is None else who.tensors())}))

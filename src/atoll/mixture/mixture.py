@@ -9,29 +9,29 @@ The router gives p, the route decides which terms are worth computing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..diffusion import Condition, Denoiser, Kind, Prediction, Schedule, per_sample
-from ..sampling import Residents, Route
+from ..sampling import Route
 from .routes import Full
 
 RouterFunction = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> weights [B, K]
+NextExpert = Callable[[Mapping[int, int]], int]  # {expert: rows that wait for it} -> the one to run now
 Rows = tuple[int, Tensor | None, int]  # an expert, its rows int64 [n] of a batch (None: all), and n
 
 
-@runtime_checkable
 class Experts(Protocol):
-    """K velocity fields on one schedule that run on parts of a batch."""
+    """K velocity fields on one schedule that run on parts of a batch. `next_expert` as in `sampling.Routed`."""
 
     @property
     def schedule(self) -> Schedule: ...
     @property
-    def residents(self) -> Residents | None: ...
+    def next_expert(self) -> NextExpert | None: ...
     def __len__(self) -> int: ...
     def velocities(self, x: Tensor, t: Tensor, condition: Condition | None, rows: Sequence[Rows]) -> list[Tensor]:
         """The velocity [n, ...] of each entry of `rows`, float32 or wider."""
@@ -43,7 +43,7 @@ class Denoisers:
     """Denoisers as experts, run one after another."""
 
     denoisers: Sequence[Denoiser]
-    residents: None = None
+    next_expert: None = None
 
     def __post_init__(self) -> None:
         if not self.denoisers:
@@ -100,11 +100,11 @@ class Mixture:
         return Kind.VELOCITY
 
     @property
-    def residents(self) -> Residents | None:
-        return self.experts.residents
+    def next_expert(self) -> NextExpert | None:
+        return self.experts.next_expert
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
-        weights = self.route(self.routed(x, t, condition), t)
+        weights = self.route(self.routed(x, t, condition), t, ())
         return Prediction(Kind.VELOCITY, self.velocity(x, t, condition, weights))
 
     def routed(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:

@@ -1,14 +1,15 @@
 """Routes: which experts to run, and how much each counts.
 
-A route turns the router's weights [B, K] at times t [B] into weights that are zero for every expert not to be run and
-sum to one per row. To add one, write such a callable and pass it in `Request.route` or to `Mixture`
-(examples/nucleus_route.py). A route that depends on which images the rows are has `bind`.
+A route turns the router's weights [B, K] at times t [B], for images with these seeds, into weights that are zero for
+every expert not to be run and sum to one per row. To add one, write such a callable and pass it in `Request.route` or
+to `Mixture` (examples/nucleus_route.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ MASK = 2**64 - 1
 class Full:
     """Every expert, as the router weighs it. Exact for an exact router."""
 
-    def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, t: Tensor, seeds: Sequence[int]) -> Tensor:
         return renormalized(weights)
 
 
@@ -38,7 +39,7 @@ class TopK:
         if self.k < 1:
             raise ValueError(f"a top-k route needs k of at least 1, got {self.k}")
 
-    def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, t: Tensor, seeds: Sequence[int]) -> Tensor:
         largest = weights.sort(dim=1, descending=True, stable=True).indices[:, : self.k]
         return renormalized(torch.zeros_like(weights).scatter(1, largest, weights.gather(1, largest)))
 
@@ -53,36 +54,30 @@ class Threshold:
         if not 0.0 < self.p <= 1.0:
             raise ValueError(f"a threshold route needs a weight in (0, 1], got {self.p}")
 
-    def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, t: Tensor, seeds: Sequence[int]) -> Tensor:
         chosen = renormalized(weights) >= self.p
         largest = weights.argmax(dim=1, keepdim=True)
         return renormalized(weights * chosen.scatter(1, largest, True))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Fixed:
     """One expert per image, drawn with the router's weights at the first step and kept to the end.
 
     The draw is a pure function of the image's seed and its conditional weights; the unconditional branch follows it.
     """
 
-    uniform: Tensor | None = None  # [B] in [0, 1), from the seeds of the images it is bound to
-    first_step_only: bool = True
-    _kept: list[Tensor] = field(default_factory=list)  # empty before the first call, then one tensor [B, K]
+    once: ClassVar[bool] = True
 
-    def bind(self, images: slice, seeds: Sequence[int]) -> Fixed:
-        return Fixed(torch.tensor([uniform_of(seed) for seed in seeds], dtype=torch.float64))
-
-    def __call__(self, weights: Tensor, t: Tensor) -> Tensor:
-        if self.uniform is None or len(self.uniform) != len(weights):
-            raise ValueError(f"route fixed needs one seed per row ({len(weights)}): bind it to the batch's images")
-        if not self._kept:
-            u = self.uniform.to(weights.device, weights.dtype)
-            below = renormalized(weights).cumsum(dim=1) <= u[:, None]
-            # rounding may leave the last sum below u: then it is the last expert that has any weight
-            last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
-            self._kept.append(one_hot(torch.minimum(below.sum(dim=1), last), weights))
-        return self._kept[0].to(weights.dtype)
+    def __call__(self, weights: Tensor, t: Tensor, seeds: Sequence[int]) -> Tensor:
+        if len(seeds) != len(weights):
+            raise ValueError(f"route fixed needs the seeds of the {len(weights)} images, got {len(seeds)}")
+        u = torch.tensor([uniform_of(seed) for seed in seeds], dtype=torch.float64).to(weights)
+        below = renormalized(weights).cumsum(dim=1) <= u[:, None]
+        # rounding may leave the last sum below u: then it is the last expert that has any weight
+        last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
+        expert = torch.minimum(below.sum(dim=1), last)
+        return torch.zeros_like(weights).scatter(1, expert[:, None], 1.0)
 
 
 def parse_route(text: str) -> Route:
@@ -105,11 +100,6 @@ def parse_route(text: str) -> Route:
 
 def renormalized(weights: Tensor) -> Tensor:
     return weights / weights.sum(dim=1, keepdim=True)
-
-
-def one_hot(expert: Tensor, weights: Tensor) -> Tensor:
-    """expert int64 [B] -> [B, K], of the type of `weights`."""
-    return torch.zeros_like(weights).scatter(1, expert[:, None], 1.0)
 
 
 def uniform_of(seed: int) -> float:

@@ -16,7 +16,9 @@ from ..models.accounting import block_values
 from ..models.dit import DiTConfig
 from ..models.kernel_check import wrong_kernels
 from ..router.card import TrainedRouter
+from ..training.execution import named_or_best
 from ..training.machines import GIB, reachable
+from ..training.resources import parse_memory, usable
 from ..training.result import WEIGHTS
 from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
@@ -40,6 +42,21 @@ class Placement:
     @property
     def device(self) -> torch.device:
         return self.devices[0]
+
+
+def placement_of(device: str | torch.device | None, memory: str | float | None, weights: str | None) -> Placement:
+    """Where experts go, as the user says it."""
+    if weights not in (None, "int8"):
+        raise UserError(f"--weights {weights}: use int8, or leave it out for weights of the precision")
+    names = named_or_best(None if device is None else str(device)).split(",")
+    for name in names:
+        if not usable(name):
+            raise UserError(f"--device {name}: this machine has none; use cpu")
+    devices = tuple(torch.empty(0, device=name).device for name in names)  # with its number, where it has one
+    if len({on.type for on in devices}) > 1:
+        raise UserError(f"--device {device}: experts are spread over devices of one kind; leave one out")
+    room = parse_memory(memory) if isinstance(memory, str) else memory
+    return Placement(devices, room, int8=weights == "int8")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..artifacts import UserError
 from ..diffusion import Condition, Kind, Prediction, Schedule
+from ..mixture.mixture import NextExpert
 from .graphs import GraphRunner, plain_types
 from .padding import padded_rows
 from .residency import Residency, Slot
@@ -37,11 +38,11 @@ class ExpertPool:
         return PoolExpert(self, cluster)
 
     @property
-    def residents(self) -> ExpertPool | None:
+    def next_expert(self) -> NextExpert | None:
         """None where every expert is in memory, and stays."""
-        return None if self.residency.resident else self
+        return None if self.residency.resident else self._next
 
-    def next(self, waiting: Mapping[int, int]) -> int:
+    def _next(self, waiting: Mapping[int, int]) -> int:
         """The expert of the last call while rows wait for it, then the next in a fixed order, copied meanwhile.
 
         A fixed order needs fewer copies than the longest queue (benchmarks/engine.py).

@@ -1,17 +1,12 @@
-"""Solvers: generators that walk a state along a time grid.
+"""Solvers: generators that take a state along a time grid.
 
 A solver yields the state and the time at which it needs a velocity, receives the velocity, and returns the state at the
-end of the grid. What it integrates is
+end of the grid. Euler and Heun integrate dx/dt = velocity(x, t) in t. The others use the exact solution of a step from
+t to s, or of its stochastic twin, for an x0 that is constant over the step. With e = exp(-h), h the step in
+log(alpha / sigma):
 
-    dx/dt = velocity(x, t) = alpha' x0 + sigma' eps.                                       (1)
-
-Euler and Heun integrate (1) in t. The others use the exact solution of a step from t to s, or of its stochastic twin,
-for an x0 that is constant over the step. With e = exp(-h), h the step in log(alpha / sigma):
-
-    x_s = (sigma_s / sigma_t) x + alpha_s (1 - e) x0                                       (2)
-    x_s = (sigma_s / sigma_t) e x + alpha_s (1 - e^2) x0 + sigma_s sqrt(1 - e^2) z         (3)
-
-e = sigma_s alpha_t / (sigma_t alpha_s) is 0 from pure noise (alpha_t = 0) and to pure data (sigma_s = 0).
+    x_s = (sigma_s / sigma_t) x + alpha_s (1 - e) x0                                       (1)
+    x_s = (sigma_s / sigma_t) e x + alpha_s (1 - e^2) x0 + sigma_s sqrt(1 - e^2) z         (2)
 
 To add a solver, write a generator here and name it in SOLVERS. Times and coefficients are Python floats, so a step
 costs the velocity and a few updates of the state, and never waits for the device.
@@ -48,24 +43,19 @@ class GridPath:
         p, q = coefficients(Kind.VELOCITY, schedule, times)
         determinant = alpha * q - sigma * p
         self.t: list[float] = times.tolist()
+        self.steps = len(self.t) - 1
         self.alpha: list[float] = alpha.tolist()
         self.sigma: list[float] = sigma.tolist()
-        self._half_log_snr: list[float] = (
-            0.5 * schedule.log_snr(times)
-        ).tolist()  # log(alpha / sigma), may be infinite
+        self._half_log_snr: list[float] = (0.5 * schedule.log_snr(times)).tolist()  # may be infinite at the ends
         self._x0_of_x: list[float] = (q / determinant).tolist()
         self._x0_of_v: list[float] = (-sigma / determinant).tolist()
 
-    @property
-    def steps(self) -> int:
-        return len(self.t) - 1
-
     def h(self, i: int) -> float:
-        """Length of step i in log(alpha / sigma)."""
+        """Length of step i in log(alpha / sigma); infinite from pure noise and to pure data."""
         return self._half_log_snr[i + 1] - self._half_log_snr[i]
 
     def e(self, i: int) -> float:
-        """exp(-h) of step i, finite at both ends of the path."""
+        """exp(-h) of step i, which is finite at both ends of the path."""
         return self.sigma[i + 1] * self.alpha[i] / (self.sigma[i] * self.alpha[i + 1])
 
     def x0(self, i: int, x: Tensor, velocity: Tensor) -> Tensor:
@@ -73,16 +63,14 @@ class GridPath:
         return self._x0_of_x[i] * x + self._x0_of_v[i] * velocity
 
     def advance(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
-        """Equation (2) over step i."""
+        """Equation (1) over step i."""
         return self.sigma[i + 1] / self.sigma[i] * x + self.alpha[i + 1] * (1.0 - self.e(i)) * x0
 
-    def midpoint(self, i: int) -> float:
-        """How far the middle of step i lies beyond its begin, in log-SNR and units of step i - 1.
-
-        0, so that an estimate stays as it is, on the first step and where a log-SNR is infinite.
-        """
-        finite = i > 0 and math.isfinite(self.h(i)) and math.isfinite(self.h(i - 1))
-        return 0.5 * self.h(i) / self.h(i - 1) if finite else 0.0
+    def at_middle(self, i: int, x0: Tensor, previous: Tensor | None) -> Tensor:
+        """The estimate of x0 extrapolated in log-SNR to the middle of step i; as it is beside an infinite step."""
+        if previous is None or not (math.isfinite(self.h(i)) and math.isfinite(self.h(i - 1))):
+            return x0
+        return x0 + 0.5 * self.h(i) / self.h(i - 1) * (x0 - previous)
 
 
 def euler(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
@@ -93,7 +81,7 @@ def euler(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
 
 
 def heun(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
-    """Second order, two velocities a step: the mean of the velocities at both ends of an Euler step.
+    """Second order, two velocities a step: the mean of those at both ends of an Euler step.
 
     A step to t = 0 is an Euler step: no network was trained on clean samples.
     """
@@ -106,25 +94,23 @@ def heun(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
 
 
 def dpmpp_2m(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
-    """DPM-Solver++(2M) (arXiv 2211.01095): second order, equation (2) with x0 at the middle of the step."""
+    """DPM-Solver++(2M) (arXiv 2211.01095): second order, equation (1) with x0 at the middle of the step."""
     previous = None
     for i in range(path.steps):
         x0 = path.x0(i, x, (yield x, path.t[i]))
-        middle = x0 if previous is None else x0 + path.midpoint(i) * (x0 - previous)
-        x, previous = path.advance(i, x, middle), x0
+        x, previous = path.advance(i, x, path.at_middle(i, x0, previous)), x0
     return x
 
 
 def stochastic(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
-    """SDE-DPM-Solver++(2M): equation (3) with x0 extrapolated. Fresh noise corrects early errors."""
+    """SDE-DPM-Solver++(2M): equation (2) with x0 at the middle of the step. Fresh noise corrects early errors."""
     previous = None
     for i in range(path.steps):
         x0, e = path.x0(i, x, (yield x, path.t[i])), path.e(i)
-        middle = x0 if previous is None else x0 + path.midpoint(i) * (x0 - previous)
-        x = path.sigma[i + 1] / path.sigma[i] * e * x + path.alpha[i + 1] * (1.0 - e * e) * middle
+        mean = path.alpha[i + 1] * (1.0 - e * e) * path.at_middle(i, x0, previous)
+        x, previous = path.sigma[i + 1] / path.sigma[i] * e * x + mean, x0
         if path.sigma[i + 1] > 0.0:
             x = x + path.sigma[i + 1] * math.sqrt(1.0 - e * e) * noise(i).to(x)
-        previous = x0
     return x
 
 
@@ -146,7 +132,7 @@ def unipc(x: Tensor, path: GridPath, noise: StepNoise) -> Walk:
                 correction = of_past / r * (past[0] - past[1]) + (first - of_past) * (x0 - past[1])
             x = path.advance(i - 1, start, past[-1] + correction)
         start = x
-        x = path.advance(i, x, x0 if not past else x0 + path.midpoint(i) * (x0 - past[-1]))
+        x = path.advance(i, x, path.at_middle(i, x0, past[-1] if past else None))
         past = [*past[-1:], x0]
     return x
 

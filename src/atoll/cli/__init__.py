@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..artifacts import AtollWarning, UserError, storage_problem, suggest
+from ..training.stopping import StopRequested
 
 # command -> (who uses it, what it does); its module and function have its name
 COMMANDS = {
@@ -43,10 +44,9 @@ COMMANDS = {
 # packages of extras that commands import
 EXTRAS = {"faiss": "organizer", "matplotlib": "organizer", "pyarrow": "organizer", "sklearn": "organizer"}
 EXTRAS |= {"s3fs": "s3", "tensorboard": "tensorboard", "torchao": "torchao"}
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FIXABLE = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+FIXABLE = (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 # the base of typer's errors about options; its module differs between versions of typer
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Interrupted(BaseException):
@@ -95,27 +95,20 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments else ""
     try:
-        with interruptible(), warnings_as_lines():
+        with interruptible(), warnings.catch_warnings():
+            warnings.simplefilter("default", AtollWarning)
+            warnings.showwarning = print_warning
             app(arguments or ["--help"], prog_name="atoll", standalone_mode=False)
-    except Interrupted:
-        fail("Interrupted. Run the same command again.", 130)
+    except (Interrupted, StopRequested) as stop:
+        fail(str(stop), 130)
     except UserError as error:
         fail(str(error), 2)
     except UsageError as error:
-        fail(f"{error.format_message()} (see `atoll {name} --help`)", 2)  # type: ignore[attr-defined]
-    except ImportError as error:
-        fail(f"{name}: {missing_package(error)}", 2)
+        fail(f"{error.format_message()} (see `atoll {name} --help`)", 2)
     except Exception as error:
-        from ..training.stopping import StopRequested
-
-        if isinstance(error, StopRequested):
-            fail(str(error), 130)
-        if (problem := storage_problem(error)) is not None:
-            place = getattr(error, "filename", None) or ", ".join(a for a in arguments if "://" in a) or name
-            fail(f"{place}: {problem}", 2)
-        if not isinstance(error, OSError):
+        if (message := explain_failure(error, name, [word for word in arguments if "://" in word])) is None:
             raise
-        fail(explain_os_error(error), 2)
+        fail(message, 2)
 
 
 @contextmanager
@@ -128,7 +121,7 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise Interrupted
+        raise Interrupted("Interrupted. Run the same command again.")
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -140,37 +133,22 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def warnings_as_lines() -> Iterator[None]:
-    """Print an AtollWarning as one line, without the place in the code that it comes from."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", AtollWarning)
-        usual = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, AtollWarning):
-                typer.echo(f"atoll: {message}", err=True)
-            else:
-                usual(message, category, *where, **more)
-
-        warnings.showwarning = show
-        yield
+def print_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """One line, without the place in the code."""
+    typer.echo(f"atoll: {' '.join(str(message).split())}", err=True)
 
 
-def missing_package(error: ImportError) -> str:
-    """One line for a package of an extra that is not installed; any other failed import is a bug."""
+def explain_failure(error: Exception, command: str, urls: list[str]) -> str | None:
+    """One line for what the user can mend: a missing extra, a full disk, a store out of reach; None for a bug."""
     for cause in (error, error.__cause__):  # fsspec wraps the error for s3fs
         if isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
-            return f"needs {cause.name}: pip install 'atoll-diffusion[{EXTRAS[cause.name]}]'"
-    raise error
-
-
-def explain_os_error(error: OSError) -> str:
-    """One line for a full disk or missing permissions; any other error of the system is a bug."""
-    if error.errno not in FIXABLE:
-        raise error
-    reason = (error.strerror or "cannot be used").lower()
-    return f"{error.filename or 'the output'}: {reason}; fix it and run the same command again"
+            return f"{command}: needs {cause.name}: pip install 'atoll-diffusion[{EXTRAS[cause.name]}]'"
+    place = getattr(error, "filename", None)
+    if (problem := storage_problem(error)) is not None:
+        return f"{place or ', '.join(urls) or command}: {problem}"
+    if isinstance(error, OSError) and error.errno in FIXABLE:
+        return f"{place or 'the output'}: {str(error.strerror).lower()}; fix it and run the same command again"
+    return None
 
 
 def fail(message: str, code: int) -> NoReturn:

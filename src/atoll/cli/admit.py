@@ -13,15 +13,14 @@ from ..exchange.inbox import Quota, QuotaExceeded, inbox_of
 from ..exchange.thresholds import AdmissionThresholds
 from ..islands.launch import check_finished
 from .options import Device
-from .progress import console, progress
-from .tables import plain
+from .progress import progress
+from .tables import print_line
 
 
 def admit(
     out: Annotated[str, typer.Option(help="The run that gave the orders.")],
     contributions: Annotated[list[str] | None, typer.Argument(help="Folders or URLs of contributed experts.")] = None,
-    inbox: Annotated[bool, typer.Option("--inbox", help="All contributions in the run's inbox.")] = False,
-    inbox_at: Annotated[str | None, typer.Option(help="All contributions in this inbox, a folder or URL.")] = None,
+    inbox: Annotated[str | None, typer.Option(help="Take all in this inbox: RUN/inbox, or a URL.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Activate it even if the active one is no worse.")] = False,
     recheck: Annotated[bool, typer.Option("--recheck", help="Check again what was refused before.")] = False,
     signers: Annotated[str | None, typer.Option(help="Who may sign (default: RUN/allowed_signers).")] = None,
@@ -33,29 +32,26 @@ def admit(
 ) -> None:
     """Check each contributed expert in quarantine, and add those that pass to the model.
 
-    The active expert of a cluster stays unless the newcomer is better by a margin, or --replace. A refused one leaves
+    The active expert of a cluster stays unless the new one is better by a margin, or --replace. A refused one leaves
     its reasons in RUN/quarantine, and the exit code is 2. With allowed_signers or --inbox, a listed key must have
     signed. docs/trust.md has the table of checks.
 
     \b
     Examples:
       atoll admit from-alice/ from-bob/ --out runs/flowers
-      atoll admit --inbox --out runs/flowers
+      atoll admit --inbox runs/flowers/inbox --out runs/flowers
       atoll admit s3://bucket/inbox/carol/03 --out runs/flowers --device cuda
     """
-    run = Store.at(out)
-    places = list(contributions or ())
-    quota = None
-    if inbox or inbox_at is not None:
-        quota = Quota(run, max_per_contributor)
-        places += [str(place) for place in inbox_of(run, inbox_at)]
+    run, places = Store.at(out), list(contributions or ())
+    if inbox is not None:
+        places += [str(place) for place in inbox_of(run, inbox)]
         if not places:
-            console.print("the inbox is empty")
-            return
+            return print_line("the inbox is empty")
     if not places:
-        raise UserError("admit: name expert folders, or use --inbox for all in the inbox")
-    known = True if unsigned_ok else (False if inbox or inbox_at is not None else None)
-    refused, left = [], []
+        raise UserError("admit: name expert folders, or an --inbox to take all from")
+    quota = None if inbox is None else Quota(run, max_per_contributor)
+    unsigned = True if unsigned_ok else None if inbox is None else False
+    refused, left = 0, []
     with progress() as display:
         for number, place in enumerate(places):
             display("checking experts", number, len(places))
@@ -69,7 +65,7 @@ def admit(
                         recheck=recheck,
                         device=device,
                         signers=signers,
-                        unsigned_ok=known,
+                        unsigned_ok=unsigned,
                         quota=quota,
                     )
                 )
@@ -78,27 +74,22 @@ def admit(
             except UserError as error:
                 if len(places) == 1:
                     raise
-                refused.append(place)
+                refused += 1
                 typer.echo(f"atoll: {error}", err=True)
     if left:
-        console.print(plain(left[0], 600), soft_wrap=True)
-        if len(left) > 1:
-            console.print(f"so are {len(left) - 1} more", soft_wrap=True)
+        print_line(left[0] + (f"; so are {len(left) - 1} more" if len(left) > 1 else ""))
     if refused:
-        checked = len(places) - len(left)
-        others = "" if len(refused) == checked else "; the others are in"
-        raise UserError(f"{len(refused)} of {checked} were not admitted, for the reasons above{others}")
+        others = "" if refused == len(places) - len(left) else "; the others are in"
+        raise UserError(f"{refused} of {len(places) - len(left)} were not admitted, for the reasons above{others}")
 
 
 def print_admission(result: Admission) -> None:
     member, score = result.member, result.member.val_loss
-    measured = "" if score is None else f", error {score.inside:.4f} inside, a Gaussian {score.gaussian:.4f}"
     state = "already admitted" if result.already else "admitted"
     if result.incumbent is not None and not result.already:
         state += f", but {result.incumbent} stays active (not better by a margin; --replace activates it)"
-    what = f"cluster {member.cluster}, {plain(member.objective)}{measured}"
-    line = f"{state}: {what} -> [bold]{plain(member.path)}[/bold]"
-    by = "" if member.contributor is None else f", by {plain(member.contributor)}"
+    measured = "" if score is None else f", val loss {score.inside:.4f}, of a Gaussian {score.gaussian:.4f}"
+    by = "" if member.contributor is None else f", by {member.contributor}"
     if result.copied_by is not None:
-        by += f"; {plain(result.copied_by)} sent the same and is credited, too"
-    console.print(f"{line}{by}", soft_wrap=True)
+        by += f"; {result.copied_by} sent the same and is credited, too"
+    print_line(f"{state}: cluster {member.cluster}, {member.objective}{measured} -> {member.path}{by}")

@@ -12,14 +12,24 @@ from ..distill.plan import DistillPlan, student_plan
 from ..distill.stage import Teachers
 from ..distill.stage import distill as run_distillation
 from ..mixture.routes import parse_route
-from ..training.resources import Resources, parse_memory
+from ..training.resources import Resources
 from ..training.team import leads_its_team
-from .options import CheckpointSeconds, Device, Memory, Settings, Tensorboard, WorkFolder, existing_file, with_settings
-from .progress import console, progress
+from .options import (
+    CheckpointSeconds,
+    Device,
+    Memory,
+    Settings,
+    Tensorboard,
+    WorkFolder,
+    file_option,
+    gib,
+    refuse,
+    with_settings,
+)
+from .progress import progress
+from .tables import print_line
 
-Prompts = Annotated[
-    Path | None, typer.Option(help="With --from-samples: one prompt per line.", parser=existing_file, metavar="<file>")
-]
+PROMPTS = file_option("With --from-samples: one prompt per line.")
 
 
 @with_settings(DistillPlan, "start", "truth", "route")
@@ -32,7 +42,7 @@ def distill(
     from_samples: Annotated[
         bool, typer.Option("--from-samples", help="Learn on samples of the model, no data.")
     ] = False,
-    prompts: Prompts = None,
+    prompts: Annotated[Path | None, PROMPTS] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and sequence.")] = 0,
     device: Device = None,
     memory: Memory = None,
@@ -55,19 +65,15 @@ def distill(
       atoll sample student --prompt "a handwritten three"
     """
     learned, route = settings.without("execution"), settings.changes.get("route")
-    if not from_samples and (prompts is not None or route is not None):
-        raise UserError(
-            f"{'--route' if prompts is None else '--prompts'}: needs --from-samples; add it, or leave this out"
-        )
+    if not from_samples:
+        refuse({"--prompts": prompts, "--route": route}, "no --from-samples")
     if route is not None:
         parse_route(route)
     place = Store.at(run)
-    base = student_plan(Teachers.of(place).orders, objective=objective, seed=seed)
-    plan = learned.over(base)
-    sampled = (
-        {} if not from_samples else {"states": "samples", "prompts": () if prompts is None else read_prompts(prompts)}
-    )
-    plan = plan.model_copy(update={"training": learned.keep_shares(base.training, plan.training), **sampled})
+    plan = learned.over_plan(student_plan(Teachers.of(place).orders, objective=objective, seed=seed))
+    if from_samples:
+        texts = () if prompts is None else read_prompts(prompts)
+        plan = plan.model_copy(update={"states": "samples", "prompts": texts})
     settings.show(plan, f"a student of {place.name}")
     there, leads = find(out) is not None, leads_its_team()  # of several processes that train together one prints
     with progress(quiet=there or not leads, tensorboard=tensorboard if leads else None) as display:
@@ -75,13 +81,12 @@ def distill(
             place,
             out,
             plan,
-            resources=Resources(device, None if memory is None else parse_memory(memory), settings.part("execution")),
+            resources=Resources(device, gib(memory), settings.part("execution")),
             checkpoint_seconds=checkpoint_seconds,
             watch=display.training("training the student"),
         )
     if leads and artifact is not None:
-        line = f"student {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{out}[/bold]"
-        console.print(line, soft_wrap=True)
+        print_line(f"student {artifact.digest[:12]} {'already there' if there else 'in'} {out}")
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

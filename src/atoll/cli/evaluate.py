@@ -22,8 +22,8 @@ from ..registry.checks import check_spaces
 from ..registry.versions import Version, open_ensemble, open_reference
 from ..sampling import Sampling
 from .options import Devices, Engine, Memory, RayAddress, Settings, Threads, Weights, with_settings
-from .progress import console, progress
-from .tables import print_evaluation
+from .progress import progress
+from .tables import print_evaluation, print_line
 
 
 @with_settings(Sampling, *(each.name for each in fields(Sampling) if each.name not in ("route", "guidance")))
@@ -88,7 +88,6 @@ def evaluate(
         features=tuple(dict.fromkeys(features)),
         lpips=lpips,
     )
-    executor = make_executor(engine, 1, ray_address)
     with progress() as display:
         display("measuring real images", 0, None)
         result = run_evaluation(
@@ -99,13 +98,13 @@ def evaluate(
             memory=memory,
             weights=weights,
             npz=npz,
-            executor=executor,
+            executor=make_executor(engine, 1, ray_address),
             students=students,
             progress=lambda arm, done, total: display(f"sampling {arm}", done, total),
         )
     write_report(place, result, results)
     print_evaluation(result)
-    console.print(f"[bold]{results}/report.html[/bold]", soft_wrap=True)
+    print_line(f"{results}/report.html")
 
 
 def students_of(folders: list[str], version: Version) -> dict[str, Store]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,13 +12,15 @@ from ..convert import export as stock
 from ..convert.release import export_pipeline
 from ..islands.expert import load_expert
 from ..model import load
-from .progress import console
+from .tables import print_line
 
 
 def export(
     run: Annotated[str, typer.Argument(help="Run, or folder of one expert.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
-    to: Annotated[str, typer.Option(help="diffusers: the whole model; transformer: one expert.")] = "diffusers",
+    to: Annotated[
+        Literal["diffusers", "transformer"], typer.Option(help="The whole model, or one expert.")
+    ] = "diffusers",
     router: Annotated[str | None, typer.Option(help="Another router of the run, such as router-blind.")] = None,
 ) -> None:
     """Write a model as a folder that others can use without atoll.
@@ -37,12 +39,9 @@ def export(
         export_pipeline(model.body, out, Store.at(run))
         experts = len(model.body.placed.experts)
         count = "one expert" if experts == 1 else f"{experts} experts"
-        console.print(f"diffusers pipeline of {count} in [bold]{out}[/bold]; read its README.md")
-    elif to == "transformer":
-        if router is not None:
-            raise UserError(f"--router {router}: --to transformer writes one expert, which has none; leave it out")
-        for remark in stock.export(load_expert(run), out):
-            console.print(f"[yellow]note:[/] {remark}")
-        console.print(f"diffusers transformer in [bold]{out}[/bold]")
-    else:
-        raise UserError(f"--to {to}: use diffusers (the whole model) or transformer (one expert, stock class)")
+        return print_line(f"diffusers pipeline of {count} in {out}; read its README.md")
+    if router is not None:
+        raise UserError(f"--router {router}: --to transformer writes one expert, which has none; leave it out")
+    for remark in stock.export(load_expert(run), out):
+        print_line(f"note: {remark}")
+    print_line(f"diffusers transformer in {out}")

@@ -6,109 +6,83 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from ..artifacts import Store, UserError
+from ..artifacts import Store
 from ..exchange.join import Joining, Offer
-from ..training.resources import parse_memory
-from .options import Device, Memory
-from .progress import console, print_line, progress
-from .tables import plain
+from .options import Device, Memory, gib, local_folder
+from .progress import progress
+from .tables import print_line, print_table
 
+USUAL_KEY = Path("~/.ssh/id_ed25519")
 REVEALS = (
-    "a contribution is the weights, their card and the training losses, nothing about this machine. "
+    "a contribution is the weights, their metadata and the training losses, nothing about this machine. "
     "Your key's fingerprint names your folder in the inbox."
 )
 
 
 def join(
-    url: Annotated[str, typer.Argument(help="What the organizer published")],
-    out: Annotated[str, typer.Option(help="A folder for the work; the same one resumes")] = "joined",
-    order: Annotated[str | None, typer.Option(help="This order, even if it is taken")] = None,
+    url: Annotated[str, typer.Argument(help="What the organizer published.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the work; the same one resumes.", parser=local_folder, metavar="<folder>")
+    ] = Path("joined"),
+    order: Annotated[str | None, typer.Option(help="This order, even if it is taken.")] = None,
     key: Annotated[
-        str | None, typer.Option(help="Your SSH key, or its .pub with an agent; default: ~/.ssh/id_ed25519 if there")
+        str | None, typer.Option(help=f"Your SSH key, or its .pub with an agent (default: {USUAL_KEY} if there).")
     ] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign, even if there is a key")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign, even if there is a key.")] = False,
     device: Device = None,
     memory: Memory = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the orders and what would be done; write nothing")
-    ] = False,
-    quiet: Annotated[bool, typer.Option(help="Print errors only")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the orders and the plan; write nothing.")] = False,
 ) -> None:
-    """Show the open orders, take one that fits this machine, train it, sign the expert and send it.
+    """Take an open order that fits this machine, train it, sign the expert and send it.
 
     The same command resumes after any stop. The lease of the order is renewed while it trains; if it expires, training
-    goes on, and two experts of one order are both evaluated and credited. Over plain https the finished folder is left
-    here, to be sent by hand.
+    continues, and two experts of one order are both evaluated and credited. Over plain https the finished folder is
+    left here, to be sent by hand.
 
+    \b
     Examples:
-
       atoll join s3://bucket/flowers --dry-run
-
       atoll join s3://bucket/flowers --out mine
-
       atoll join https://flowers.example.org --order 03 --out mine
     """
-    if "://" in out:
-        raise UserError(f"--out {out}: give a local folder")
-    usual = Path("~/.ssh/id_ed25519").expanduser()
-    chosen = None if unsigned else (key or (str(usual) if usual.is_file() else None))
-    limit = None if memory is None else parse_memory(memory)
-    joining = Joining(Store.at(url), Path(out), chosen, device, limit, (lambda text: None) if quiet else print_line)
+    usual = USUAL_KEY.expanduser()
+    chosen = None if unsigned else key or (str(usual) if usual.is_file() else None)
+    joining = Joining(Store.at(url), out, chosen, device, gib(memory), print_line)
     if dry_run:
-        print_plan(joining, order, out, chosen)
-        return
-    if not quiet and joining.joined.order is None:
-        console.print(table(joining.offers()))
-    with progress(quiet=quiet) as display:
+        return print_plan(joining, order)
+    if joining.joined.order is None:
+        print_offers(joining.offers())
+    with progress() as display:
         sent = joining.run(order, display.training())
-    if quiet:
-        return
-    if sent.place is None:
-        console.print(f"expert {sent.expert.digest[:12]} in [bold]{plain(out)}/expert[/bold]: send this folder back")
-    else:
-        console.print(f"sent: expert {sent.expert.digest[:12]}; nothing more to do", soft_wrap=True)
+    name = f"expert {sent.expert.digest[:12]}"
+    print_line(f"{name} in {out}/expert: send this folder back" if sent.place is None else f"sent: {name}")
 
 
-def print_plan(joining: Joining, wanted: str | None, out: str, key: str | None) -> None:
+def print_plan(joining: Joining, wanted: str | None) -> None:
     """What would be done, by the current leases and this machine's clock."""
     offers = joining.offers(dry=True)
-    console.print(table(offers))
+    print_offers(offers)
     begun, settled = joining.joined.order is not None, joining.settled(wanted)
-    invited = [settled] if settled is not None else joining.inviting(offers)
-    if not invited:
-        console.print("would take none: no order is free that fits this machine; --order trains one that is taken")
-        return
-    (chosen,) = [offer for offer in offers if offer.order == invited[0]]
-    taken = "" if chosen.free or begun else ", which is taken"
-    signed = "unsigned" if key is None else f"signed with {plain(key)} as {joining.joined.holder}"
+    order = settled or next(iter(joining.inviting(offers)), None)
+    if order is None:
+        return print_line("would take none: no order is free that fits this machine; --order trains one that is taken")
+    free = begun or next(offer.free for offer in offers if offer.order == order)
+    signed = "unsigned" if joining.key is None else f"signed with {joining.key} as {joining.joined.holder}"
     sent = "leave it there to be sent by hand" if joining.card.read_only else "send it"
-    which = f"{'resume' if begun else 'take'} order [bold]{plain(chosen.order.order)}[/bold]{taken}"
-    console.print(f"would {which}: train it in {plain(out)}, and {sent}, {signed}", soft_wrap=True)
-    console.print(REVEALS)
+    which = f"{'resume' if begun else 'take'} order {order.order}{'' if free else ', which is taken'}"
+    print_line(f"would {which}: train it in {joining.folder}, and {sent}, {signed}")
+    print_line(REVEALS)
 
 
-def table(offers: list[Offer]) -> Table:
-    shown = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    shown.add_column("order")
-    shown.add_column("objective")
-    for number in ("parameters", "images", "MB", "hours here"):
-        shown.add_column(number, justify="right")
-    shown.add_column("state")
+def print_offers(offers: list[Offer]) -> None:
+    rows = []
     for offer in offers:
-        order = offer.order
+        order, file = offer.order, None if offer.lease is None else offer.lease.file
+        state = "free, has an expert" if order.served else "free"
+        if not offer.free:
+            state = "taken" if file is None else "done" if file.done else f"taken, {file.progress:.0%}"
         hours = "does not fit" if offer.hours is None else f"{offer.hours:.2g}"
         size = f"{order.bytes / 1e6:,.1f}"
-        row = [plain(order.order), plain(order.objective), f"{offer.parameters:,}", f"{order.images:,}", size, hours]
-        shown.add_row(*row, state_of(offer))
-    return shown
-
-
-def state_of(offer: Offer) -> str:
-    file = None if offer.lease is None else offer.lease.file
-    if file is not None and file.done:
-        return "done"
-    if not offer.free:
-        return "taken" if file is None else f"taken, {file.progress:.0%}"
-    return "free, has an expert" if offer.order.served else "free"
+        rows.append((order.order, order.objective, f"{offer.parameters:,}", f"{order.images:,}", size, hours, state))
+    print_table("order objective >parameters >images >MB >hours_here state", rows)

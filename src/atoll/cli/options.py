@@ -1,39 +1,33 @@
 """Options and settings: a TOML file, then options, then `--set a.b=c`, laid over a stage's own model.
 
-An option is a setting that has a flag of its own: its type, default and help are the field's. A new one is a field of
-the stage's model, reachable by `--set` at once; its name in the command's `@with_settings` gives it a flag.
+An option that is a field of a stage's model has the field's type, default and help; its name in `@with_settings` is all
+that a command writes. Every other field is reachable by --set.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from rich.table import Table
 
 from ..artifacts import UserError, explain
 from ..plugins import load_plugins
-from ..training.recipe import Training
-from .progress import console
+from ..training.resources import parse_memory
+from .tables import print_line
 
 Model = TypeVar("Model")
-NAME = "settings"  # the parameter of a command that takes them
-
-
-def existing_file(text: str) -> Path:
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise typer.BadParameter(f"{text}: no such file")
-    return path
+SETTING_WIDTH = 44
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "missing")  # errors that a misspelled name leads to
 
 
 def local_folder(text: str) -> Path:
@@ -47,18 +41,21 @@ def load(paths: list[str]) -> list[str]:
     return paths
 
 
+def file_option(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, exists=True, dir_okay=False, metavar="<file>")
+
+
 # options of several commands
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. (default: cuda if there is one)")]
 Devices = Annotated[str | None, typer.Option(help="As --device of train, or several: cuda:0,cuda:1.")]
-Memory = Annotated[str | None, typer.Option(help="GPU memory to stay within: 24GB. (default: what is free)")]
+MEMORY: Any = typer.Option(help="GPU memory to stay within: 24GB. (default: what is free)", metavar="<GB>")
+Memory = Annotated[str | None, MEMORY]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: one per core]", min=1)]
 Weights = Annotated[str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images.")]
-WorkFolder = Annotated[
-    Path,
-    typer.Option(
-        "--out", help="Folder to write; work in progress is in its state/.", parser=local_folder, metavar="<folder>"
-    ),
-]
+OUT: Any = typer.Option(
+    "--out", help="Folder to write; work in progress is in its state/.", parser=local_folder, metavar="<folder>"
+)
+WorkFolder = Annotated[Path, OUT]
 CheckpointSeconds = Annotated[float | None, typer.Option(help="Time between checkpoints. (default: 60 or more)")]
 Tensorboard = Annotated[str | None, typer.Option(help="Folder for TensorBoard: loss, validation loss, images/s.")]
 Engine = Annotated[str, typer.Option(help="local, or ray: machines that share the folders.")]
@@ -67,12 +64,32 @@ Plugins = Annotated[
     list[str], typer.Option("--plugin", callback=load, help="Python file that adds a source or clustering method.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+
+
+def parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
 # every command with settings has these
-FILE = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with settings.", parser=existing_file, metavar="<file>")
-]
-SET = Annotated[list[str], typer.Option("--set", help="Any other setting: --set a.b=c. Repeatable.")]
-SHOW = Annotated[bool, typer.Option("--print-config", help="Print every setting and its meaning; do nothing.")]
+CONFIG = parameter("config", Path | None, None, file_option("TOML file with settings.", "--config"))
+SET = parameter("set_", list[str], [], typer.Option("--set", help="Any other setting: --set a.b=c. Repeatable."))
+SHOW = parameter(
+    "print_config",
+    bool,
+    False,
+    typer.Option("--print-config", help="Print all settings as a file for --config; do nothing."),
+)
+
+
+def gib(memory: str | None) -> float | None:
+    """`--memory 24GB` in GiB."""
+    return None if memory is None else parse_memory(memory)
+
+
+def refuse(options: Mapping[str, object], beside: str) -> None:
+    """Refuse options that have no effect beside another one."""
+    if given := [name for name, value in options.items() if value not in (None, False)]:
+        raise UserError(f"{given[0]}: has no meaning with {beside}; leave it out")
 
 
 @dataclass(frozen=True)
@@ -103,88 +120,87 @@ class Settings:
     def over(self, base: Model) -> Model:
         """`base` with what the user sets. What neither sets is left to the model, whose defaults may depend on it."""
         adapter = TypeAdapter(type(base))
-        values = merge(adapter.dump_python(base), self.changes)
+        whole = adapter.dump_python(base)
+        values = merge(whole, self.changes)
         if isinstance(base, BaseModel):
-            values = {
-                name: value for name, value in values.items() if name in base.model_fields_set | set(self.changes)
-            }
+            values = {name: values[name] for name in values if name in base.model_fields_set | set(self.changes)}
         try:
             return adapter.validate_python(values)
         except ValidationError as error:
             name, _, message = explain(error).partition(": ")
-            hint = near_names(error, known_names(base)) or "correct it"
-            raise UserError(f"{self.flags.get(name, name)}: {message}; {hint}") from error
+            misspelled = error.errors(include_url=False)[0]["type"] in UNKNOWN
+            hint = self.hint([name for name, _ in names_in(whole)]) if misspelled else None
+            raise UserError(f"{self.flags.get(name, name)}: {message}; {hint or 'correct it'}") from error
 
-    def keep_shares(self, base: Training, now: Training) -> Training:
-        """Scale warm-up and average with a changed budget, except where they are set themselves."""
-        kept = {name.removeprefix("training.") for name in self.names}
-        scaled = base.over(now.images, kept)
-        return now.model_copy(update={n: getattr(scaled, n) for n in {"warmup_images", "ema_images"} - kept})
+    def over_plan(self, base: Any) -> Any:
+        """The same for a plan: warm-up and average keep their fraction of another budget, unless they are set too."""
+        now, kept = self.over(base), {name.removeprefix("training.") for name in self.names}
+        scaled = base.training.over(now.training.images, kept)
+        update = {name: getattr(scaled, name) for name in {"warmup_images", "ema_images"} - kept}
+        return now.model_copy(update={"training": now.training.model_copy(update=update)})
+
+    def hint(self, known: list[str]) -> str | None:
+        """For a name that does not exist, those that may be meant: `did you mean training.batch?`"""
+        for wrong in sorted(self.names - set(known)):
+            same_end = [name for name in known if name.endswith(f".{wrong.rpartition('.')[2]}")]
+            if near := get_close_matches(wrong, known, cutoff=0.8) or same_end:
+                return f"did you mean {' or '.join(near)}?"
+            return f"there are {', '.join(dict.fromkeys(re.sub('[.].*', '.*', name) for name in known))}"
+        return None
 
     def show(self, settings: object, title: str) -> None:
-        """With --print-config: print all settings and end the command."""
+        """With --print-config: print all settings as a TOML file with their meanings, and end the command."""
         if self.print_only:
-            console.print(settings_table(settings, title))
+            print_line(f"# {title}")
+            for name, value, meaning in described(settings):
+                line = f"{name} = {json.dumps(value)}" if value is not None else f"# {name} = none"
+                print_line(f"{line:<{SETTING_WIDTH}}  # {meaning}")
             raise typer.Exit
 
 
-def with_settings(model: type, *paths: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(model: Any, *paths: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options for some settings of a model, in the place of its parameter `settings`.
 
     A path is `a.b`, or `a.b -x` for one that has a short option too; `*` stands for all fields.
     """
-    wanted = [each.name for each in fields(model)] if paths == ("*",) else list(paths)
+    wanted = about(model) if paths == ("*",) else paths
     offered = {path.split()[0]: option_of(model, *path.split()) for path in wanted}
-    usual = [parameter("config", FILE, None), parameter("set_", SET, []), parameter("print_config", SHOW, False)]
+    added = [*(option for option, _ in offered.values()), CONFIG, SET, SHOW]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            file, texts, print_only = (given.pop(each.name) for each in usual)
-            changes = {} if file is None else read_toml(file)
-            flags = {}
-            for path, (option, is_number) in offered.items():
-                if (value := given.pop(option.name)) is not None:
-                    changes = merge(changes, nested(path, parse_value(value) if is_number else value))
-                    flags[path] = flag_of(path)
-            for text in texts:
-                changes = merge(changes, parse_setting(text))
-            command(**given, **{NAME: Settings(changes, print_only, flags)})
+            file, texts, print_only = (given.pop(each.name) for each in (CONFIG, SET, SHOW))
+            values = {path: given.pop(option.name) for path, (option, _) in offered.items()}
+            values = {path: value for path, value in values.items() if value is not None}
+            options = [nested(path, parse_value(v) if offered[path][1] else v) for path, v in values.items()]
+            tables = [{} if file is None else read_toml(file), *options, *map(parse_setting, texts)]
+            flags = {path: flag_of(path) for path in values}
+            command(**given, settings=Settings(reduce(merge, tables), print_only, flags))
 
-        signature = inspect.signature(command, eval_str=True)
-        taken = [
-            other
-            for one in signature.parameters.values()
-            for other in (
-                [*(option for option, _ in offered.values()), *usual]
-                if one.name == NAME
-                else [one.replace(kind=one.KEYWORD_ONLY)]
-            )
-        ]
-        run.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in taken}
+        own = list(inspect.signature(command, eval_str=True).parameters.values())
+        place = next(n for n, each in enumerate(own) if each.name == "settings")
+        own[place : place + 1] = added
+        taken = [each.replace(kind=each.KEYWORD_ONLY) for each in own]
+        run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in taken}
         return run
 
     return decorate
 
 
-def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 def option_of(model: Any, path: str, *short: str) -> tuple[inspect.Parameter, bool]:
     """The setting at `path` as an option, None where it is not given; and whether it is a number, read as in --set."""
     *tables, name = path.split(".")
-    for table in tables:
-        model = get_type_hints(model)[table]
+    for each in tables:
+        model = get_type_hints(model)[each]
     kind, (default, meaning) = get_type_hints(model)[name], about(model)[name]
     choices = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
     is_number = kind in (int, float, int | None, float | None)
     metavar = "<number>" if is_number else f"<{'|'.join(choices)}>" if choices else None
     shown = meaning if default is None else f"{meaning} (default: {default})"
-    option: Any = typer.Option(flag_of(path), *short, help=shown, metavar=metavar)
-    read_as: Any = str if metavar else kind
-    return parameter(name, Annotated[read_as | None, option], None), is_number
+    option = typer.Option(flag_of(path), *short, help=shown, metavar=metavar)
+    return parameter(name, (str if metavar else kind) | None, None, option), is_number
 
 
 def flag_of(path: str) -> str:
@@ -195,39 +211,10 @@ def flag_of(path: str) -> str:
 def about(model: Any) -> dict[str, tuple[Any, str]]:
     """(default, meaning) of every field of a pydantic model or a dataclass."""
     if is_dataclass(model):
-        return {
-            f.name: (None if f.default is MISSING else f.default, f.metadata.get("help", "")) for f in fields(model)
-        }
+        every = fields(model)
+        return {f.name: (None if f.default is MISSING else f.default, f.metadata.get("help", "")) for f in every}
     known = model.model_fields.items()
-    return {n: (None if f.is_required() else f.default, f.description or "") for n, f in known}
-
-
-def near_names(error: ValidationError, known: Sequence[str]) -> str | None:
-    """For a name that does not exist, those that may be meant: `did you mean training.batch?`"""
-    first = error.errors(include_url=False)[0]
-    place = [str(part) for part in first["loc"]]
-    # without the class of a union, such as logit-normal in objective.density.logit-normal.mean
-    wrong = ".".join(part for n, part in enumerate(place) if f"{'.'.join(place[:n])}.name" not in known)
-    if first["type"] == "missing":  # `objectives.flw.kind` begins a table that has nothing else
-        wrong = wrong.rpartition(".")[0]
-        known = sorted({name.rpartition(".")[0] for name in known} - {wrong, ""})
-        if any(name.startswith(wrong) for name in known):
-            return None
-    elif first["type"] not in ("extra_forbidden", "unexpected_keyword_argument"):
-        return None
-    elif isinstance(first.get("input"), Mapping):  # the whole table is unknown: `trunk.width` is meant by its end
-        wrong = next((f"{wrong}.{below}" for below, _ in names_in(first["input"])), wrong)
-    table, _, last = wrong.rpartition(".")
-    ends = get_close_matches(last, {name.rpartition(".")[2] for name in known}, cutoff=0.7)
-    alike = get_close_matches(wrong, known, cutoff=0.7) + [name for name in known if name.rpartition(".")[2] in ends]
-    if alike:
-        return f"did you mean {' or '.join(list(dict.fromkeys(alike))[:4])}?"
-    there = [name for name in known if table and name.rpartition(".")[0] == table]
-    return f"there are {', '.join(there or dict.fromkeys(re.sub(r'[.].*', '.*', name) for name in known))}"
-
-
-def known_names(settings: Any) -> list[str]:
-    return [name for name, _ in names_in(TypeAdapter(type(settings)).dump_python(settings))]
+    return {name: (None if f.is_required() else f.default, f.description or "") for name, f in known}
 
 
 def names_in(table: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:
@@ -237,29 +224,6 @@ def names_in(table: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, A
             yield from names_in(value, f"{below}{name}.")
         else:
             yield f"{below}{name}", value
-
-
-def settings_table(settings: Any, title: str) -> Table:
-    """One line per setting: name, value, meaning; groups are set apart."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("setting", no_wrap=True)
-    table.add_column("value", no_wrap=True)
-    table.add_column("meaning", style="dim")
-    group = ""
-    for name, value, meaning in described(settings):
-        if group and group != name.partition(".")[0]:
-            table.add_row()
-        group = name.partition(".")[0]
-        table.add_row(name, format_value(value), meaning)
-    return table
-
-
-def format_value(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return ", ".join(map(format_value, value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def described(settings: Any, below: str = "", meaning: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -294,9 +258,8 @@ def parse_value(text: str) -> Any:
     if text == "none":
         return None
     if (found := re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)([kKmMbB]?)", text)) and (found[2] or "," in text):
-        count = (
-            float(found[1].replace("_", "").replace(",", "")) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[found[2].lower()]
-        )
+        scale = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[found[2].lower()]
+        count = float(re.sub("[_,]", "", found[1])) * scale
         return round(count) if abs(count - round(count)) < 1e-6 else count
     try:
         return tomllib.loads(f"value = {text}")["value"]

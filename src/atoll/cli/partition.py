@@ -13,7 +13,8 @@ from ..executor import make_executor
 from ..partition.config import PartitionConfig
 from ..partition.stage import partition as partition_stage
 from .options import Engine, Plugins, RayAddress, Settings, merge, parse_value, with_settings
-from .progress import print_line, progress
+from .progress import progress
+from .tables import print_line
 
 SLACK = 1.05  # the bound holds for the samples that clusters are fitted to, and about as closely for all others
 
@@ -27,7 +28,6 @@ def partition(
     balance: Annotated[
         str | None, typer.Option(help="Largest over smallest cluster, at most; none: no bound.", metavar="<number>")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of k-means.", min=1)] = None,
     plugin: Plugins = [],
     onto: Annotated[str | None, typer.Option(help="Older partition: keep its clusters, assign what is new.")] = None,
     engine: Engine = "local",
@@ -42,11 +42,9 @@ def partition(
       atoll partition runs/demo/data-2 --onto runs/demo/partition
       atoll partition runs/demo/data -k 8 --method random --out runs/random/partition
     """
-    options: dict[str, object] = {} if threads is None else {"threads": threads}
     if balance is not None:
         bound = parse_value(balance)
-        options |= {"balance": bound} | ({} if bound is None else {"balance_required": True})
-    if options:
+        options = {"balance": bound} | ({} if bound is None else {"balance_required": True})
         settings = replace(settings, changes=merge(settings.changes, {"options": options}))
     config = settings.over(PartitionConfig())
     settings.show(config, "partition")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..islands.order import read_order
@@ -21,14 +20,12 @@ from ..registry.changes import check_plan
 from ..registry.status import artifacts_in
 from ..registry.versions import Version, find_ensemble, place_of
 from ..training.machines import APPLE, GPUS
-from .options import Settings, existing_file, with_settings
-from .progress import console, print_line, progress
+from .options import Settings, file_option, refuse, with_settings
+from .progress import progress
+from .tables import print_line, print_table
 
 SIZES = "; ".join(f"{name} ({one.description})" for name, one in RECIPES.items())
-MACHINES = f"{', '.join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow"
-Islands = Annotated[
-    Path | None, typer.Option(help=f"TOML file of machines: {MACHINES}.", parser=existing_file, metavar="<file>")
-]
+ISLANDS = file_option(f"TOML file of machines: {', '.join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow.")
 
 
 @with_settings(PlanConfig, "objectives", "training.images", "training.seed")
@@ -39,7 +36,7 @@ def plan(
     out: Annotated[str | None, typer.Option(help="Folder to write (default: orders; later orders-2, ...).")] = None,
     recipe_name: Annotated[str | None, typer.Option("--recipe", help=f"{SIZES} (default: by the data).")] = None,
     settings: Settings,
-    islands: Islands = None,
+    islands: Annotated[Path | None, ISLANDS] = None,
     init: Annotated[str | None, typer.Option(help="Expert of the run whose weights all orders begin from.")] = None,
     monolith: Annotated[bool, typer.Option("--monolith", help="Instead one order on all clusters.")] = False,
     onto: Annotated[str | None, typer.Option(help="Newest orders: write new ones for clusters that grew.")] = None,
@@ -66,109 +63,83 @@ def plan(
       atoll plan runs/demo --reissue 3 --images 2M
       atoll plan runs/demo/data --launch slurm --url s3://bucket/demo
     """
-    if launch is not None:
-        check_launch(launch, url, package)
-    else:
+    if launch is None:
         refuse({"--url": url, "--package": package}, "no --launch")
-    first_only: dict[str, object] = {
-        "--objectives": settings.flags.get("objectives"),
-        "--seed": settings.flags.get("training.seed"),
-        "--islands": islands,
-        "--recipe": recipe_name,
-        "--init": init,
-        "--monolith": monolith or None,
-    }
+    else:
+        check_launch(launch, url, package)
+    flags = {"--objectives": "objectives", "--seed": "training.seed"}
+    first_only: dict[str, object] = {option: settings.flags.get(name) for option, name in flags.items()}
+    first_only |= {"--islands": islands, "--recipe": recipe_name, "--init": init, "--monolith": monolith}
     where = None if out is None else Store.at(out)
     changes = again.Changes(settings.over, settings.words, from_scratch)
-
-    def report(orders: Artifact, version: Version, there: bool) -> None:
-        print_orders(orders, version, there)
-        if launch is not None:
-            print_line(f"launch files: {write_launch(orders, launch, url, package)}")
-
+    place = Store.at(data)
+    artifact = find(place)
     if reissue:
         refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
-        store = Store.at(data)
-        is_data = (artifact := find(store)) is not None and artifact.manifest.kind == "data"
-        run = store.parent if is_data else store
+        run = place if artifact is None or artifact.manifest.kind != "data" else place.parent
         run.check_creates()
-        known = accepted(run)
+        before = find_ensemble(run)
         orders, version = again.reissue(run, reissue, where, changes)
-        report(orders, version, orders.digest in known)
-        return
-    origin = Artifact.open(data, "data")
-    run = origin.store.parent
-    cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
-    check_plan(run, origin, cut)  # before anything is written
-    if onto is not None:
+    else:
+        origin, run = Artifact.open(place, "data"), place.parent
+        cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
+        check_plan(run, origin, cut)  # before anything is written
+        before = find_ensemble(run)
+    if onto is not None and not reissue:
         refuse(first_only, "--onto")
-        known, before = accepted(run), Artifact.open(onto, "orders")
         with progress() as display:
             orders, version = again.reissue_grown(
-                run, origin, cut, before, where, changes, grown_by=grown_by or 0.0, progress=display
+                run,
+                origin,
+                cut,
+                Artifact.open(onto, "orders"),
+                where,
+                changes,
+                grown_by=grown_by or 0.0,
+                progress=display,
             )
-        report(orders, version, orders.digest in known)
-        return
-    refuse({"--grown-by": grown_by, "--from-scratch": from_scratch or None}, "the first orders")
+    elif not reissue:
+        refuse({"--grown-by": grown_by, "--from-scratch": from_scratch}, "the first orders")
 
-    def change(base: PlanConfig) -> PlanConfig:
-        return rescale_hparams(settings.over(base), base, settings.names)
+        def changed(name: str) -> PlanConfig:
+            base = recipe(name, origin.config["latent"]["shape"])
+            return rescale_hparams(settings.over(base), base, settings.names)
 
-    shape = origin.config["latent"]["shape"]
-    name = recipe_name or name_for(origin.config, cut.config["clusters"])
-    config = change(recipe(name, shape))
-    title = f"recipe {name}: {RECIPES[name].description if name in RECIPES else 'what the demo trains'}"
-    settings.show(config, title)
-    if monolith:
-        others = {name: first_only[name] for name in ("--islands", "--init", "--objectives")}
-        refuse(others | {"--launch": launch}, "--monolith")
-        orders = plan_monolith(origin.store, cut.store, where or run.child("orders-monolith"), config)
-        print_line(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
-        return
-    place = where or run.child("orders")
-    there = find(place) is not None
-    machines = () if islands is None else read_islands(islands)
-    fixed = recipe_name or name == DIGITS or any(setting.startswith("network.") for setting in settings.names)
-    orders = plan_stage(
-        origin.store,
-        cut.store,
-        place,
-        config,
-        islands=machines,
-        recipes=None if fixed else lambda name: change(recipe(name, shape)),
-        explicit=settings.names,
-        init=None if init is None else Artifact.open(init, "expert"),
-    )
-    if not machines:
-        print_line(title)
-    report(orders, again.accept_orders(run, origin, cut, orders), there)
+        name = recipe_name or name_for(origin.config, cut.config["clusters"])
+        title = f"recipe {name}: {RECIPES[name].description if name in RECIPES else 'what the demo trains'}"
+        config = changed(name)
+        settings.show(config, title)
+        if monolith:
+            refuse({option: first_only[option] for option in ("--islands", "--init", "--objectives")}, "--monolith")
+            refuse({"--launch": launch}, "--monolith")
+            orders = plan_monolith(origin.store, cut.store, where or run.child("orders-monolith"), config)
+            print_line(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
+            return
+        machines = () if islands is None else read_islands(islands)
+        fixed = recipe_name or name == DIGITS or any(setting.startswith("network.") for setting in settings.names)
+        orders = plan_stage(
+            origin.store,
+            cut.store,
+            where or run.child("orders"),
+            config,
+            islands=machines,
+            recipes=None if fixed else changed,
+            explicit=settings.names,
+            init=None if init is None else Artifact.open(init, "expert"),
+        )
+        version = again.accept_orders(run, origin, cut, orders)
+        if not machines:
+            print_line(title)
+    print_orders(orders, version, before)
     if init is not None:
         begun = sum(read_order(f"{orders.store}/{name}")[0].init is not None for name in orders.names())
         print_line(f"{begun} of {len(orders.names())} orders begin from {init}, the others from random weights")
-    savings: dict[str, dict[str, None]] = {}  # of a machine, each once
-    for job in orders.config["islands"]:
-        savings.setdefault(job["island"], {})[", ".join(job["savings"])] = None
-    for machine, ways in savings.items():
-        if used := [way for way in ways if way]:
-            print_line(f"{machine}: fits with {'; or '.join(used)}")
-    if idle := [machine.name for machine in machines if machine.name not in savings]:
-        print_line(f"no cluster left for: {', '.join(idle)}")
-
-
-def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Refuse options that have no effect beside another one."""
-    if given := [name for name, value in options.items() if value is not None]:
-        raise UserError(f"{given[0]}: has no meaning with {beside}; leave it out")
-
-
-def accepted(run: Store) -> set[str]:
-    """Digests of the orders whose experts the model accepts."""
-    version = find_ensemble(run)
-    return set() if version is None else {reference.digest for reference in version.orders}
+    if launch is not None:
+        print_line(f"launch files: {write_launch(orders, launch, url, package)}")
 
 
 def partition_of(data: Artifact) -> Artifact:
-    """The partition beside a data artifact that was made from it: of several the model's, or the one called that."""
+    """The partition in the run that was made from this data: of several the model's, or the one called that."""
     run = data.store.parent
     version = find_ensemble(run)
     usual = {run.child("partition").url, *(() if version is None else [place_of(run, version.partition).url])}
@@ -183,26 +154,25 @@ def partition_of(data: Artifact) -> Artifact:
     return chosen[0]
 
 
-def print_orders(orders: Artifact, version: Version, there: bool) -> None:
+def print_orders(orders: Artifact, version: Version, before: Version | None) -> None:
+    """One row per order; with islands, what each is predicted to need."""
+    there = before is not None and orders.digest in {reference.digest for reference in before.orders}
     state = "already there" if there else "planned"
     print_line(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
     print_line(f"version {version.version} of the model accepts experts trained for them")
-    console.print(table(orders))
+    jobs, headings = orders.config["islands"], "order objective"
+    rows = list(zip(orders.names(), orders.config["chosen"], strict=True))
+    if jobs:
+        headings += " island size >micro >GiB >images/s >million >hours >cost saved_by"
+        rows = [(*row, *numbers_of(job)) for row, job in zip(rows, jobs, strict=True)]
+    print_table(headings, rows)
+    if jobs:
+        print_line("micro: images per forward pass; million: training images; saved by: what makes it fit the memory")
 
 
-def table(orders: Artifact) -> Table:
-    """One row per order; with islands, what each is predicted to need."""
-    jobs = orders.config["islands"]
-    shown = Table("order", "objective", *(["island", "size"] if jobs else []), header_style="bold", box=None)
-    if jobs:  # short headings: a number that is cut off is of no use in 80 columns
-        for number in ("micro-\nbatch", "GiB", "images\nper s", "million\nimages", "hours", "cost"):
-            shown.add_column(number, justify="right")
-    for k, (name, objective) in enumerate(zip(orders.names(), orders.config["chosen"], strict=True)):
-        row = [name, objective]
-        if jobs:
-            job = jobs[k]
-            row += [job["island"], job["size"], str(job["micro_batch"]), f"{job['memory_gib']:.1f}"]
-            row += [f"{job['images_per_s']:,.0f}", f"{job['images'] / 1e6:.3g}", f"{job['hours']:.1f}"]
-            row.append("" if job["cost"] is None else f"{job['cost']:.2f}")
-        shown.add_row(*row)
-    return shown
+def numbers_of(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """What one order is predicted to need on its island."""
+    speed, millions = f"{job['images_per_s']:,.0f}", f"{job['images'] / 1e6:.3g}"
+    cost = "" if job["cost"] is None else f"{job['cost']:.2f}"
+    row = (str(job["island"]), str(job["size"]), str(job["micro_batch"]), f"{job['memory_gib']:.1f}", speed)
+    return (*row, millions, f"{job['hours']:.1f}", cost, ", ".join(job["savings"]))

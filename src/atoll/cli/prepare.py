@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import Artifact, Store, UserError, find, sanitize
+from ..artifacts import Artifact, Store, UserError, find
 from ..data.classes import class_names
 from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
@@ -15,7 +15,8 @@ from ..data.sources import is_built_in
 from ..executor import default_workers, make_executor
 from ..training.execution import named_or_best
 from .options import Device, Engine, Plugins, RayAddress, Settings, with_settings
-from .progress import print_line, progress
+from .progress import progress
+from .tables import print_line
 
 NAMES_SHOWN = 12
 OPTIONS = "size autoencoder features text_encoder text license source.labels source.image_column source.format"
@@ -50,8 +51,7 @@ def prepare(
     place = Store.at(out) if out is not None else Store.at(str(onto)).successor
     config = settings.over(PrepareConfig())
     settings.show(config, "prepare")
-    there = find(place) is not None
-    on = named_or_best(device)
+    there, on = find(place) is not None, named_or_best(device)
     if workers is None:
         workers = 1 if is_built_in(source) else default_workers(on)  # starting one takes longer than all digits
     executor = make_executor(engine, workers, ray_address)
@@ -84,5 +84,5 @@ def prompts_of(data: Artifact) -> str:
     names = class_names(data)
     if names is None:
         return f"class numbers from 0 to {data.config['labels'] - 1}"
-    shown = ", ".join(sanitize(name, 40) for name in names[:NAMES_SHOWN])
+    shown = ", ".join(name[:40] for name in names[:NAMES_SHOWN])
     return f"{len(names)} classes by name or number: {shown}{', ...' if len(names) > NAMES_SHOWN else ''}"

@@ -9,38 +9,31 @@ import typer
 from ..artifacts import Store, UserError
 from ..exchange.published import LEASE_SECONDS, MOST_LEASES, policy
 from ..exchange.published import publish as publish_run
-from .progress import console, progress
-from .tables import plain
+from .progress import progress
+from .tables import print_line
 
 POLICY = "contributors-policy.json"
 
 
 def publish(
-    run: Annotated[str, typer.Argument(help="The run")],
-    url: Annotated[
-        str, typer.Argument(help="Where contributors read: a folder, or an fsspec URL such as s3://bucket/it")
-    ],
-    key: Annotated[str | None, typer.Option(help="Sign the orders with this SSH key")] = None,
+    run: Annotated[str, typer.Argument(help="The run.")],
+    url: Annotated[str, typer.Argument(help="Where contributors read: a folder, or a URL such as s3://bucket/it.")],
+    key: Annotated[str | None, typer.Option(help="Sign the orders with this SSH key.")] = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="For plain https: no leases, and experts are sent by hand")
+        bool, typer.Option("--read-only", help="For plain https: no leases, and experts are sent by hand.")
     ] = False,
-    lease_hours: Annotated[
-        float, typer.Option(help="A lease that is not renewed for this long expires")
-    ] = LEASE_SECONDS / 3600,
-    leases_per_key: Annotated[
-        int, typer.Option(help="Leases one key may hold at a time; further ones are ignored", min=1)
-    ] = MOST_LEASES,
+    lease_hours: Annotated[float, typer.Option(help="A lease not renewed for so long expires.")] = LEASE_SECONDS / 3600,
+    leases_per_key: Annotated[int, typer.Option(help="Leases one key may hold at a time.", min=1)] = MOST_LEASES,
 ) -> None:
     """Copy what contributors need, and no more: open orders, their clusters' shards, a card. Again to add what is new.
 
-    The holdout, the index, evaluations and your list of signers never leave the run. Contributors write below
-    inbox/ and leases/ only; for s3:// a policy that allows just that is left in the run, for a user of IAM for each
-    contributor, named by their key (docs/trust.md). What comes back is judged by `atoll admit --inbox-at URL/inbox`.
+    The holdout, the index, evaluations and your list of signers never leave the run. Contributors write below inbox/
+    and leases/ only; for s3:// a policy that allows just that is written to the run (docs/trust.md).
+    `atoll admit --inbox URL/inbox` checks what comes back.
 
+    \b
     Examples:
-
       atoll publish runs/flowers s3://bucket/flowers --key ~/.ssh/id_ed25519
-
       atoll publish runs/flowers /srv/www/flowers --read-only
     """
     if lease_hours <= 0:
@@ -58,12 +51,9 @@ def publish(
             leases_per_key=leases_per_key,
             progress=display,
         )
-    console.print(f"published: {len(card.orders)} orders at [bold]{plain(str(there))}[/bold]", soft_wrap=True)
+    print_line(f"published: {len(card.orders)} orders at {there}")
     if url.startswith("s3"):
         here.write(POLICY, policy(there.url, card))
-        console.print(
-            f"give each contributor a user with this policy, named by their key: {plain(str(here))}/{POLICY}",
-            soft_wrap=True,
-        )
+        print_line(f"give each contributor a user with this policy, named by their key: {here}/{POLICY}")
     how = "send their folders to you" if read_only else "run this, and nothing else"
-    console.print(f"contributors {how}: atoll join {plain(str(there))}", soft_wrap=True)
+    print_line(f"contributors {how}: atoll join {there}")

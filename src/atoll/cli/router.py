@@ -1,4 +1,4 @@
-"""atoll router: train what fuses the experts."""
+"""atoll router: train what weights the experts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Artifact, Store, UserError, find
-from ..islands.order import Order
 from ..registry.changes import register_router
 from ..registry.checks import Checks
 from ..registry.versions import Version, open_ensemble, open_reference, place_of
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
-from ..training.resources import Resources, parse_memory
-from .options import CheckpointSeconds, Device, Memory, Settings, with_settings
-from .progress import console, print_line, progress
+from ..training.resources import Resources
+from .options import CheckpointSeconds, Device, Memory, Settings, gib, with_settings
+from .progress import progress
+from .tables import print_line
 
-FROM_DATA = ("latent", "condition", "classes", "vocabulary", "text_width", "text_length")  # of the trunk
+TRUNK = ("latent", "condition", "classes", "vocabulary", "text_width", "text_length")
+FROM_DATA = {"network.clusters", *(f"network.trunk.{name}" for name in TRUNK)}
 
 
 @with_settings(RouterPlan)
@@ -66,9 +67,12 @@ def router(
     elif there is None and older is not None:
         start, plan = RouterStart(older.digest, older.store), refresh_plan(older, seed=seed)
     else:
-        experts = ordered(place, version)
+        experts = [order for order in Checks(place).orders_of(version).values() if order.cluster is not None]
         start, plan = None, router_plan(data, partition, blind=blind, seed=seed, experts=experts)
-    plan = changed(plan, settings.without("execution"))
+    settings_of_plan = settings.without("execution")
+    if fixed := sorted(settings_of_plan.names & FROM_DATA):
+        raise UserError(f"--set {fixed[0]}: follows from the data and the partition; leave it out")
+    plan = settings_of_plan.over_plan(plan)
     settings.show(plan, f"the router of {place.name}")
     with progress(quiet=there is not None) as display:
         if older is not None and there is None:
@@ -79,28 +83,14 @@ def router(
             folder.path,
             plan,
             start=start,
-            resources=Resources(device, None if memory is None else parse_memory(memory), settings.part("execution")),
+            resources=Resources(device, gib(memory), settings.part("execution")),
             checkpoint_seconds=checkpoint_seconds,
             watch=display.training("training the router"),
         )
-    line = f"router {artifact.digest[:12]} {'already there' if there else 'in'} [bold]{folder}[/bold]"
-    console.print(line, soft_wrap=True)
-    if (accuracy := accuracy_line(artifact, blind)) is not None:
-        print_line(accuracy)
+    print_line(f"router {artifact.digest[:12]} {'already there' if there else 'in'} {folder}")
+    print_accuracy(artifact)
     if not blind and folder.parent == place:
-        now = register_router(place, artifact)
-        console.print(f"fuses the experts of [bold]{place}[/bold] since version {now.version}", soft_wrap=True)
-
-
-def changed(plan: RouterPlan, settings: Settings) -> RouterPlan:
-    """A plan with what the user sets; warm-up and average keep their share of another budget."""
-    new = settings.over(plan)
-    if new.network.clusters != plan.network.clusters:
-        raise UserError("--set network.clusters: is as the partition has it; leave it out")
-    for name in FROM_DATA:
-        if getattr(new.network.trunk, name) != getattr(plan.network.trunk, name):
-            raise UserError(f"--set network.trunk.{name}: is as the data has it; leave it out (--blind: no condition)")
-    return new.model_copy(update={"training": settings.keep_shares(plan.training, new.training)})
+        print_line(f"weights the experts of {place} since version {register_router(place, artifact).version}")
 
 
 def older_router(run: Store, version: Version) -> Artifact | None:
@@ -112,21 +102,16 @@ def older_router(run: Store, version: Version) -> Artifact | None:
 
 
 def default_place(run: Store, version: Version, older: Artifact | None) -> Store:
-    """Where the router goes: in the place of the model's own, or beside it where that one is of an older partition."""
+    """Where the router goes: in the place of the model's own, or the next where that one is of an older partition."""
     if older is not None:
         return older.store.successor
     return run.child("router") if version.router is None else place_of(run, version.router)
 
 
-def ordered(run: Store, version: Version) -> list[Order]:
-    """What is ordered from islands: the router is sized for it."""
-    return [order for order in Checks(run).orders_of(version).values() if order.cluster is not None]
-
-
-def accuracy_line(artifact: Artifact, blind: bool) -> str | None:
-    """How often the router is right, the mean over all times it was tested at; None where nothing was left to test."""
+def print_accuracy(artifact: Artifact) -> None:
+    """How often a router is right, over the times it was tested at; nothing where nothing was left to test."""
     table = json.loads(artifact.read("accuracy.json"))
-    if not table["t"]:
-        return None
-    line = f"tells the cluster of {mean(table['accuracy']):.1%} of unseen images, averaged over noise levels"
-    return line if blind else f"{line}; without the prompt {mean(table['accuracy_unconditional']):.1%}"
+    if table["t"]:
+        without = f"; without the prompt {mean(table['accuracy_unconditional']):.1%}"
+        line = f"router accuracy {mean(table['accuracy']):.1%} on unseen images, averaged over noise levels"
+        print_line(line if table["accuracy_unconditional"] == table["accuracy"] else line + without)

@@ -8,9 +8,8 @@ import time
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from ..artifacts import Artifact, Store, UserError, find, sanitize
+from ..artifacts import Artifact, Store, UserError, find
 from ..data.prepare import check_apart, check_device
 from ..data.sources import Source, SourceConfig, is_built_in, open_source
 from ..pipeline.settings import NAME, Asked, RunSettings, read_run, write_once
@@ -22,9 +21,16 @@ from ..training.execution import named_or_best
 from ..training.machines import this_machine
 from .options import Device, Plugins, Settings, with_settings
 from .prepare import summary
-from .progress import clock, console, print_line, progress
-from .router import accuracy_line
-from .tables import plain, print_evaluation
+from .progress import clock, progress
+from .router import print_accuracy
+from .tables import print_evaluation, print_line, print_table
+
+RESULTS = {
+    "report.html": "what each expert sampled, and how good it is",
+    "samples.png": "samples",
+    "evaluation.json": "the numbers",
+    NAME: "the settings, to run it again",
+}
 
 
 @with_settings(Asked, "clusters -k", "hours", "size", "objectives", "recipe", "format", "seed")
@@ -65,23 +71,18 @@ def run(
     if begun is None or (changed and source is not None and find(place.child("data")) is None):
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to resume; name a folder of images")
-        origin, machine = open_source(source, SourceConfig(format=asked.format)), this_machine(on)
-        first = size_run(origin, asked, machine, compare=compare)
-        pace = measure_pace(first, origin.reconfigured(first.prepare.source), machine)
-        config = size_run(origin, asked, machine, pace=pace, compare=compare)
-        origin = origin.reconfigured(config.prepare.source)
-        if begun is not None:
-            (place.path / NAME).unlink()
+        origin = open_source(source, SourceConfig(format=asked.format))
+        config = size_run(origin, asked, this_machine(on), compare=compare)
+        (place.path / NAME).unlink(missing_ok=True)
     elif changed:
         name, before = changed[0], getattr(begun.asked, changed[0])
         given = f"{settings.flags.get(name, f'--set {name}')} {getattr(asked, name)}"
         was = "the default" if before is None else before
         raise UserError(f"{given}: {place}/{NAME} has {was}; leave it out, or choose another --out")
     else:
-        config = begun.model_copy(update={"compare": compare or begun.compare, "source": source or begun.source})
-        origin = open_source(config.source, config.prepare.source)
-    record = config if begun is None or changed else config.model_copy(update={"source": begun.source})
-    write_once(place, record)
+        config = begun.model_copy(update={"compare": compare or begun.compare})
+    config = write_once(place, config)
+    origin = open_source(source or config.source, config.prepare.source)
     try:
         run_and_print(place, config, origin, device=on, until=until)
     except UserError:
@@ -103,7 +104,7 @@ def place_for(out: str, source: str | None = None) -> Store:
         check_apart(source, place)
     there = [name for name in place.children() if not name.startswith(".")]
     if there and not holds_run(place):
-        raise UserError(f"--out {out}: is no run, it holds {sanitize(there[0])}; choose a new or an empty folder")
+        raise UserError(f"--out {out}: is no run, it holds {there[0]}; choose a new or an empty folder")
     return place
 
 
@@ -118,32 +119,23 @@ def run_and_print(
             run, config, origin, device=device, progress=display, until=until, prepared=print_summary
         )
     if evaluation is None:
-        console.print(f"done up to {until}, in [bold]{run.path}[/bold]", soft_wrap=True)
+        print_line(f"done up to {until}, in {run.path}")
         if until == "plan":
             print_line("send each contributor an order and its shards: orders/01.json and partition/clusters/01/")
-            console.print(f"when one comes back: [bold]atoll admit FOLDER --out {shell(run)}[/bold]", soft_wrap=True)
-        console.print("or train the rest here: the same command without --until")
+            print_line(f"when one comes back: atoll admit FOLDER --out {shell(run)}")
+            print_line("or train the rest here: the same command without --until")
         return
     print_evaluation(evaluation)
     if empty := open_ensemble(run).empty_clusters():
         clusters = ", ".join(map(str, empty))
         print_line(f"without the experts of clusters {clusters}, which were refused: `atoll status {shell(run)}`")
-    if (accuracy := accuracy_line(Artifact.open(run.child("router"), "router"), blind=False)) is not None:
-        print_line(f"the router {accuracy}")
-    console.print(f"\neverything is there, after {clock(time.monotonic() - began)}:")
+    print_accuracy(Artifact.open(run.child("router"), "router"))
+    print_line(f"\neverything is there, after {clock(time.monotonic() - began)}:")
+    for name, what in RESULTS.items():
+        print_line(f"  {run.path / name}  {what}")
     samples = next(run.child("samples").path.glob("*/samples.json"), None)
     prompts = [""] if samples is None else json.loads(samples.read_bytes())["prompts"]
-    for name, what in (
-        ("report.html", "what each expert sampled, and how good it is"),
-        ("samples.png", "samples"),
-        ("evaluation.json", "the numbers"),
-        (NAME, "the settings, to run it again"),
-        (
-            "ensemble",
-            f'the model: `atoll sample {shell(run)} --prompt "{plain(prompt or prompts[0])}"`',
-        ),
-    ):
-        console.print(f"  [bold]{run.path / name}[/bold]  {what}", soft_wrap=True)
+    print_line(f'  {run.path / "ensemble"}  the model: `atoll sample {shell(run)} --prompt "{prompt or prompts[0]}"`')
 
 
 def print_summary(data: Artifact) -> None:
@@ -158,12 +150,8 @@ def print_forecast(run: Store, config: RunSettings, origin: Source, device: str,
     machine = this_machine(device)
     stages = forecast(config, origin, machine, measure_pace(config, origin, machine))
     stages = stages[: STAGES.index(until) + 1]
-    table = Table("stage", "what", header_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("about", justify="right")
-    for stage in stages:
-        table.add_row(stage.name, plain(stage.what), clock(stage.seconds))
-    table.add_row("", "all of it", clock(sum(stage.seconds for stage in stages)), style="bold")
-    console.print(table)
-    console.print(f"[dim]from {run.path / NAME}; the same command resumes[/dim]", soft_wrap=True)
+    rows = [(stage.name, stage.what, clock(stage.seconds)) for stage in stages]
+    print_table("stage what >about", [*rows, ("", "all of it", clock(sum(stage.seconds for stage in stages)))])
+    print_line(f"from {run.path / NAME}; the same command resumes")
     if config.plan.training.images < FEW_IMAGES and STAGES.index(until) >= STAGES.index("train"):
         print_line("so few images teach an expert little and it may be refused: give more --hours or a smaller -k")

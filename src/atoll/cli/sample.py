@@ -15,7 +15,8 @@ from ..mixture.routes import parse_route
 from ..model import load
 from ..sampling import Sampling
 from .options import Devices, Memory, Settings, Threads, Weights, with_settings
-from .progress import console, progress
+from .progress import progress
+from .tables import print_line
 
 
 @with_settings(Sampling, "*")
@@ -52,7 +53,7 @@ def sample(
     if sampling.route is not None:
         parse_route(sampling.route)  # refuse a wrong one before the model is loaded
     model = load(run, router=router, device=device, memory=memory, weights=weights)
-    console.print(model.placement, soft_wrap=True, highlight=False)
+    print_line(model.placement)
     if model.is_conditional and not prompt:
         raise UserError(f"--prompt: missing; name what to generate, this model {model.reads}")
     request = SampleSettings(
@@ -69,4 +70,4 @@ def sample(
             model, request, out, progress=lambda done, total: display("sampling", done // steps, total // steps)
         )
     state = "already there" if not new else f"{count} images" if count == images else f"{count} images, now {images}"
-    console.print(f"{state}: [bold]{out}/sheet.png[/bold]", soft_wrap=True)
+    print_line(f"{state}: {out}/sheet.png")

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from ..artifacts import Store, UserError
 from ..exchange.lease_status import OrderStatus, lease_status, names_by_key
 from ..exchange.published import find_card
 from ..exchange.signed import read_signers
 from ..registry.status import goes_on, shell, stages
-from .progress import console
-from .tables import plain
+from .tables import print_line, print_table
 
 SHOWN = 3  # commands
-WATCH_SECONDS = 10.0
 
 
 def status(
     run: Annotated[str, typer.Argument(help="Run, published orders, or folder of one expert.")],
-    watch: Annotated[bool, typer.Option("--watch", help="Of published orders: again every ten seconds.")] = False,
     signers: Annotated[str | None, typer.Option(help="Of published orders: allowed_signers file with names.")] = None,
 ) -> None:
     """Show every stage of a run's newest version, there or missing, and the next commands.
@@ -33,53 +29,37 @@ def status(
     Examples:
       atoll status runs/demo
       atoll status student
-      atoll status s3://bucket/flowers --watch --signers runs/flowers/allowed_signers
+      atoll status s3://bucket/flowers --signers runs/flowers/allowed_signers
     """
     place = Store.at(run)
     if (card := find_card(place)) is not None:
         listed = None if signers is None else read_signers(place, signers)
-        names = {} if listed is None else names_by_key(listed)
-        console.print(order_table(place, lease_status(place, card), names))
-        while watch:
-            time.sleep(WATCH_SECONDS)
-            console.clear()
-            console.print(order_table(place, lease_status(place, card), names))
+        print_orders(place, lease_status(place, card), {} if listed is None else names_by_key(listed))
         return
     if not place.exists():
         raise UserError(f"{run}: no such run; check the path, or make one with `atoll demo --out {run}`")
     rows = stages(place)
-    table = titled_table(place, "stage", "state", "digest", "what")
-    for row in rows:
-        state = "[green]there[/green]" if row.digest else "[yellow]missing[/yellow]"
-        table.add_row(plain(row.name), state, row.digest[:12], plain(row.what))
-    console.print(table)
+    there, missing = Text("there", "green"), Text("missing", "yellow")
+    table = [(row.name, there if row.digest else missing, row.digest[:12], row.what) for row in rows]
+    print_table("stage state digest what", table, str(place))
     commands = list(dict.fromkeys(row.next for row in rows if row.next))
-    first = "next"
+    words = ["next", *["then"] * (SHOWN - 1)]
     if goes_on(place):
-        command = plain(f"atoll run --out {shell(place)}", 400)
-        console.print(f"next: [bold]{command}[/bold] does all that is missing, on this machine", soft_wrap=True)
-        first = "or"
-    for number, command in enumerate(commands[:SHOWN]):
-        console.print(f"{'then' if number else first}: [bold]{plain(command, 400)}[/bold]", soft_wrap=True)
+        print_line(f"next: atoll run --out {shell(place)} does all that is missing, on this machine")
+        words[0] = "or"
+    for word, command in zip(words, commands, strict=False):
+        print_line(f"{word}: {command}")
     if len(commands) > SHOWN:
-        console.print(f"and {len(commands) - SHOWN} more, of all that is missing")
+        print_line(f"and {len(commands) - SHOWN} more, of all that is missing")
 
 
-def titled_table(place: Store, *columns: str) -> Table:
-    table = Table(title=plain(str(place)), title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def order_table(place: Store, rows: list[OrderStatus], names: dict[str, str]) -> Table:
-    table = titled_table(place, "order", "state", "holder")
-    for column in ("done", "hours left", "received"):
-        table.add_column(column, justify="right")
+def print_orders(place: Store, rows: list[OrderStatus], names: dict[str, str]) -> None:
+    """One row per published order."""
+    table = []
     for row in rows:
         holder = "" if row.lease is None else names.get(row.lease.holder, row.lease.holder)
         done = "" if row.lease is None else f"{row.lease.progress:.0%}"
         hours = "" if row.hours_left is None else f"{row.hours_left:.1f}"
         received = "not readable" if row.received is None else str(row.received)
-        table.add_row(plain(row.order), row.state, plain(holder), done, hours, received)
-    return table
+        table.append((row.order, row.state, holder, done, hours, received))
+    print_table("order state holder >done >hours_left >received", table, str(place))

@@ -9,14 +9,26 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import UserError, find
+from ..artifacts import find
 from ..islands import train as island
 from ..islands.launch import over_all, places_for, run_islands, several
 from ..training.execution import Execution
-from ..training.resources import Resources, parse_memory
+from ..training.resources import Resources
 from ..training.team import leads_its_team
-from .options import CheckpointSeconds, Device, Memory, Quiet, Settings, Tensorboard, WorkFolder, with_settings
-from .progress import console, print_line, progress
+from .options import (
+    CheckpointSeconds,
+    Device,
+    Memory,
+    Quiet,
+    Settings,
+    Tensorboard,
+    WorkFolder,
+    gib,
+    refuse,
+    with_settings,
+)
+from .progress import progress
+from .tables import print_line
 
 
 @with_settings(Execution)
@@ -34,16 +46,13 @@ def train(
         bool, typer.Option(help="Write sample grids to OUT/sheets at every tenth of the budget.")
     ] = True,
     tensorboard: Tensorboard = None,
-    parallel: Annotated[
-        int | None, typer.Option(help="Orders at a time (default: one per GPU or core).", min=1)
-    ] = None,
     key: Annotated[str | None, typer.Option(help="SSH key, or its .pub with an agent, to sign the expert.")] = None,
     quiet: Quiet = False,
     tethered: Annotated[bool, typer.Option("--tethered", help="End when standard input closes.", hidden=True)] = False,
 ) -> None:
     """Train the expert of one work order. The same command resumes after a stop of any kind.
 
-    Several orders train side by side, each into a folder of OUT with its name.
+    Several orders train side by side, one per GPU or core, each into a folder of OUT with its name.
     On a GPU the memory settings are chosen and printed; --memory and --set change them.
     provenance.json and log.jsonl in OUT name this machine; leave them out if you prefer.
 
@@ -58,17 +67,12 @@ def train(
     """
     settings.show(settings.over(Execution()), "how to compute; none: chosen on the machine")
     if len(orders) > 1:
-        for option, value in {"--init": init, "--tensorboard": tensorboard, "--key": key}.items():
-            if value is not None:
-                raise UserError(f"{option}: is of one order; train them one by one, or leave it out")
-        passed_on = {"--data": data and str(Path(data).resolve()), "--memory": memory}
-        words = [word for name, value in passed_on.items() if value is not None for word in (name, value)]
+        refuse({"--init": init, "--tensorboard": tensorboard, "--key": key}, "several orders")
+        words = [] if data is None else ["--data", str(Path(data).resolve())]
+        words += [] if memory is None else ["--memory", memory]
         words += [word for setting in settings.words for word in ("--set", setting)]
         words += [] if previews else ["--no-previews"]
-        train_several(orders, out, words, device, parallel, checkpoint_seconds or 60.0, quiet)
-        return
-    if parallel is not None:
-        raise UserError("--parallel: has no meaning with one order; leave it out")
+        return train_several(orders, out, words, device, checkpoint_seconds or 60.0, quiet)
     if tethered:
         threading.Thread(target=end_with_parent, daemon=True).start()
     there = find(out) is not None
@@ -79,7 +83,7 @@ def train(
             out,
             data=data,
             init=init,
-            resources=Resources(device, None if memory is None else parse_memory(memory), settings.changes),
+            resources=Resources(device, gib(memory), settings.changes),
             checkpoint_seconds=checkpoint_seconds,
             sheets=previews,
             watch=display.training(),
@@ -89,8 +93,9 @@ def train(
 
         sign_contribution(out, key)
     if leads and artifact is not None and not quiet:
-        state = "already there:" if there else f"expert {artifact.digest[:12]} in"
-        console.print(f"{state} [bold]{out}[/bold]{'' if there else ': send this folder back'}", soft_wrap=True)
+        print_line(
+            f"already there: {out}" if there else f"expert {artifact.digest[:12]} in {out}: send this folder back"
+        )
 
 
 def end_with_parent() -> None:
@@ -101,23 +106,14 @@ def end_with_parent() -> None:
 
 
 def train_several(
-    orders: list[str],
-    out: Path,
-    words: list[str],
-    device: str | None,
-    parallel: int | None,
-    seconds: float,
-    quiet: bool,
+    orders: list[str], out: Path, words: list[str], device: str | None, seconds: float, quiet: bool
 ) -> None:
     """Every order in a process of its own, with one bar over all of their images."""
     islands = several(orders, out, words)
-    places = places_for(islands, device)
-    if parallel is not None:
-        places = [places[number % len(places)] for number in range(parallel)]
     there = sum(island.done for island in islands)
     with progress(quiet=quiet) as display:
         watch = over_all(islands, lambda done, total: display(f"training {len(islands)} orders", done, total))
-        run_islands(islands, places=places, checkpoint_seconds=seconds, on_progress=watch)
+        run_islands(islands, places=places_for(islands, device), checkpoint_seconds=seconds, on_progress=watch)
     if not quiet:
         before = f", {there} of them before" if there else ""
         print_line(f"{len(islands)} experts in {out}{before}: send these folders back")

@@ -46,7 +46,7 @@ NOT_GIVEN = {
     "atoll join s3://bucket/flowers --dry-run": BUCKET,
     "atoll join s3://bucket/flowers --out mine --key ~/.ssh/id_ed25519": BUCKET,
     "atoll status s3://bucket/flowers": BUCKET,
-    "atoll admit --inbox-at s3://bucket/flowers/inbox --out runs/flowers": BUCKET,
+    "atoll admit --inbox s3://bucket/flowers/inbox --out runs/flowers": BUCKET,
 }  # `torchrun ... -m atoll train` is given in tests/islands/test_team.py
 ANEW = "rm -rf runs/photos && mkdir runs/photos && cp -r cut/data cut/partition runs/photos"
 # the commands of all other pages, in an order in which they can be given, with what people do in between

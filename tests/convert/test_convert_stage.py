@@ -217,6 +217,13 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return code, printed.out, printed.err
 
 
+READS_TEXT = [
+    word
+    for setting in ("variant=adaln-single", "condition=tokens", "classes=none", "text_width=16", "text_length=4")
+    for word in ("--set", setting)
+]
+
+
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dit = str(save(tmp_path, "dit"))
     code, out, _ = command(capsys, "convert", dit, "--from", "dit", "--heads", "2", "--out", str(tmp_path / "e"))
@@ -224,8 +231,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "kept           blocks.*.attention.qkv.weight x3 <- blocks.*.attn.qkv.weight" in out
     assert "non-commercial" in out
     code, out, _ = command(
-        capsys, "convert", dit, "--from", "dit", "--heads", "2", "--objective", "linear-flow:velocity", "--variant",
-        "adaln-single", "--text", "16", "--text-length", "4", "--text-encoder", "t5:tiny", "--out", str(tmp_path / "w"),
+        capsys, "convert", dit, "--from", "dit", "--heads", "2", "--objective", "linear-flow:velocity",
+        *READS_TEXT, "--text-encoder", "t5:tiny", "--out", str(tmp_path / "w"),
     )  # fmt: skip
     assert code == 0
     assert "residual" in out
@@ -241,9 +248,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 UNUSED_WITH_AN_ORDER = {
     "--objective": "linear-flow:velocity",
-    "--variant": "adaln",
-    "--text": "8",
-    "--classes": "4",
+    "--set": "variant=adaln",
     "--autoencoder": "pixels",
     "--latent-scale": "0.5",
     "--text-encoder": "minilm",
@@ -291,18 +296,17 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--from", "sdxl"], "--from sdxl: use one of dit, sit, pixart, diffusers"),
+        (["--from", "sdxl"], "'sdxl' is not one of"),
         (["--from", "dit"], "say how many --heads"),
         (["--from", "pixart", "--heads", "2"], "key y_embedder.y_proj.fc1.weight is missing; check --from"),
         (["--from", "dit", "--heads", "2", "--objective", "flow"], "linear-flow:velocity"),
         (["--from", "dit", "--heads", "2", "--latent", "4x9"], "such as 4x32x32"),
         (["--from", "dit", "--heads", "5"], "heads 5 does not divide width 32"),
         (["--from", "diffusers"], "not a folder"),
-        (["--from", "dit", "--heads", "2", "--text", "8", "--classes", "3"], "one condition"),
+        (["--from", "dit", "--heads", "2", "--set", "varient=adaln"], "did you mean variant?"),
         (["--from", "dit", "--heads", "2", "--final", "bridge"], "--final bridge: is for a warm start"),
         (["--from", "dit", "--heads", "2", "--keep-labels"], "--keep-labels: is for a warm start"),
         (["--from", "dit", "--heads", "2", "--seed", "0"], "--seed 0: is for a warm start"),
-        (["--from", "dit", "--heads", "2", "--text-length", "9"], "--text-length 9: is for --text"),
         (["--from", "dit", "--heads", "2", "--text-encoder", "minilm"], "the network reads no text"),
         (["--from", "dit", "--heads", "2", "--null-text", "null.pt"], "is for --from diffusers"),
         (["--from", "diffusers", "--heads", "2"], "is for --from dit, sit or pixart"),

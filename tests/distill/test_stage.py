@@ -61,7 +61,7 @@ def test_killed_and_gone_on_with_it_is_the_same_student(
     deadline = time.monotonic() + 60
     while not list(state.glob("*.safetensors")):
         assert time.monotonic() < deadline
-        assert process.is_alive(), (tmp_path / "said.txt").read_text()
+        assert process.is_alive(), (tmp_path / "printed.txt").read_text()
         time.sleep(0.001)
     process.kill()
     process.join()

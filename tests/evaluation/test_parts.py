@@ -33,7 +33,7 @@ def wait_for(process: BaseProcess, folder: Path, pattern: str, count: int) -> li
             return found
         time.sleep(0.001)
     raise AssertionError(
-        f"it ended before there were {count} of {pattern}: {(folder / 'said.txt').read_text()[-2000:]}"
+        f"it ended before there were {count} of {pattern}: {(folder / 'printed.txt').read_text()[-2000:]}"
     )
 
 
@@ -57,7 +57,7 @@ def test_killed_it_goes_on_to_the_same_numbers(
         assert {path: path.stat().st_mtime_ns for path in there if path.exists()}.items() <= stamps.items(), "again"
         time.sleep(0.01)
     again.join()
-    assert again.exitcode == 0, (tmp_path / "said.txt").read_text()[-2000:]
+    assert again.exitcode == 0, (tmp_path / "printed.txt").read_text()[-2000:]
     names = ["evaluation.json", *(p.relative_to(unbroken).as_posix() for p in unbroken.glob("samples/*/[!p]*.*"))]
     assert len(names) == 4
     for name in names:

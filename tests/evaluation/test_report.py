@@ -114,13 +114,13 @@ def test_a_column_without_a_number_is_left_out(
     shown = io.StringIO()
     monkeypatch.setattr(tables, "console", Console(file=shown, width=120))
     tables.print_evaluation(evaluation)
-    assert "right" in shown.getvalue()
+    assert "recognised" in shown.getvalue()
     for arm in evaluation["arms"]:
         arm["recognised"] = None
         arm["clusters"] = [{**row, "recognised": None} for row in arm["clusters"]]
     shown.truncate(0)
     tables.print_evaluation(evaluation)
-    assert "right" not in shown.getvalue()
+    assert "recognised" not in shown.getvalue()
     shutil.copytree(tiny_demo / "samples", tmp_path / "samples")
     write_report(Store.at(tiny_demo), evaluation, Store.at(tmp_path))
     html = (tmp_path / "report.html").read_text()

@@ -131,9 +131,9 @@ def test_an_inbox_is_taken_whole_and_one_refusal_stops_nobody(run: Path, honest:
     (inbox / "eve").mkdir()
     (inbox / "eve" / "link").symlink_to(honest)
     (inbox / "eve" / "half").mkdir()  # no manifest yet
-    came = [place.url.removeprefix(f"{inbox}/") for place in inbox_of(Store.at(mine), None)]
+    came = [place.url.removeprefix(f"{inbox}/") for place in inbox_of(inbox)]
     assert came == ["alice/01", "mallory/01"]
-    process = atoll("admit", "--inbox", "--unsigned-ok", "--out", mine, check=False)
+    process = atoll("admit", "--inbox", mine / "inbox", "--unsigned-ok", "--out", mine, check=False)
     assert process.returncode == 2
     assert "admitted: cluster 1" in process.stdout or "admitted, but" in process.stdout
     assert "1 of 2 were not admitted" in process.stderr

@@ -1,4 +1,4 @@
-"""From `publish` to `admit --inbox-at`: what leaves, who works on what, and that a stop at any moment loses nothing."""
+"""From `publish` to `admit --inbox`: what leaves, who works on what, and that a stop at any moment loses nothing."""
 
 from __future__ import annotations
 

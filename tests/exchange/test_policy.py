@@ -142,7 +142,7 @@ def test_a_contributor_with_that_policy_joins_from_end_to_end(planned: Path, tmp
         assert "Traceback" not in wrong.stderr
         signers = tmp_path / "allowed_signers"
         signers.write_bytes(allowed_line("alice", keys["alice"]))
-        found = say("organizer", "admit", "--inbox-at", f"{URL}/inbox", "--signers", signers, "--out", planned)
+        found = say("organizer", "admit", "--inbox", f"{URL}/inbox", "--signers", signers, "--out", planned)
         assert "holdout error" in found.stderr or "admitted" in found.stdout, found.stderr
     assert Store.at(tmp_path / "mine" / "expert").exists()
     assert Artifact.open(tmp_path / "mine" / "expert").manifest.kind == "expert"

@@ -117,7 +117,7 @@ def test_a_key_gets_only_so_many_judged_and_what_nobody_known_signed_is_not_even
     sign_contribution(good, keys / "alice")
     quota = Quota(Store.at(run), 2)
     said = []
-    for place in inbox_of(Store.at(run), None):
+    for place in inbox_of(run / "inbox"):
         try:
             said.append(admit(Store.at(run), place, unsigned_ok=False, quota=quota).member.digest)
         except UserError as error:

@@ -93,9 +93,7 @@ def test_a_size_that_does_not_fit_is_refused(run: Path) -> None:
     assert not (run / "orders").exists()
 
 
-def test_eight_bit_moments_are_in_the_islands_file(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eight_bit_moments_are_in_the_islands_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """XL/2 needs them on 10 GiB; whether the planner's machine has torchao makes no difference."""
     shed = '{name = "shed", memory = 10, tflops = 40, hours = 900, size = "xl/2"%s}'
     digests = []
@@ -105,7 +103,6 @@ def test_eight_bit_moments_are_in_the_islands_file(
             plan_for(run, read_islands(islands_file(tmp_path, shed % "")))
         path = islands_file(tmp_path, shed % ", eight_bit = true")
         main(["plan", str(run / "data"), "--recipe", "small", "--islands", str(path), "--out", str(run / folder)])
-        assert "shed: fits with" in capsys.readouterr().out
         made = Artifact.open(run / folder)
         assert {job["moments"] for job in made.config["islands"]} == {"8-bit"}
         digests.append(made.digest)

@@ -32,7 +32,7 @@ JOIN = "join {url} --out {out} --key {key} --device cpu"
 
 # the model
 ADMIT = "admit {experts} --out run --device cpu"
-ADMIT_INBOX = "admit --inbox-at {url}/inbox --signers {signers} --out run --device cpu"
+ADMIT_INBOX = "admit --inbox {url}/inbox --signers {signers} --out run --device cpu"
 ROUTER = "router run --set training.images={images} {on}"
 ROLLBACK = "ensemble run --rollback {version}"
 REMOVE = "ensemble run --remove {cluster}"

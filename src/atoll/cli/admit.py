@@ -44,7 +44,7 @@ def admit(
     """
     run, places = Store.at(out), list(contributions or ())
     if inbox is not None:
-        places += [str(place) for place in inbox_of(run, inbox)]
+        places += [str(place) for place in inbox_of(inbox)]
         if not places:
             return print_line("the inbox is empty")
     if not places:

@@ -64,9 +64,10 @@ def convert(
     schedule, kind = read.network.schedule, read.network.kind
     if objective is not None:
         schedule, kind = stage.parse_objective(objective)
-    given = {"--autoencoder": autoencoder, "--latent-scale": latent_scale, "--text-encoder": text_encoder}
     if order is not None:
-        stage.refuse_unused({"--objective": objective, **given, "--set": settings.words or None}, "comes from --order")
+        given = {"--autoencoder": autoencoder, "--latent-scale": latent_scale, "--text-encoder": text_encoder}
+        changed = " ".join(settings.words) or None
+        stage.refuse_unused({"--objective": objective, **given, "--set": changed}, "comes from --order")
         wanted, _ = read_order(order)
         network, schedule, kind = wanted.architecture, wanted.objective.schedule, wanted.objective.kind
         spaces = wanted.latent, wanted.text

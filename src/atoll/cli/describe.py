@@ -52,7 +52,8 @@ def describe(
     machines = machines_within(gpu, gib(memory))
     found = [forecast(cost, name, machine, batch, eight_bit=eight_bit) for name, machine in machines.items()]
     if as_json:
-        content = {"architecture": config, "cost": cost, "batch": batch, "training": found}
+        flops = {"forward": cost.flops_forward, "training": cost.flops_training}
+        content = {"architecture": config, "cost": cost, "flops_per_image": flops, "batch": batch, "training": found}
         typer.echo(json.dumps(TypeAdapter(dict[str, Any]).dump_python(content, mode="json"), indent=2))
         return
     quantities = {
@@ -65,7 +66,7 @@ def describe(
     print_table(
         "quantity >value", quantities.items(), f"{architecture}, {config.variant}, condition {config.condition}"
     )
-    title = f"\nTraining at batch {batch}{'' if gpu is None else f' on {gpu}'}, as predicted"
+    title = f"Training at batch {batch}{'' if gpu is None else f' on {gpu}'}, as predicted"
     if gpu is None:
         rows = [row_of(each.gpu, each.chosen or each.least, each) for each in found]
     else:
@@ -74,11 +75,11 @@ def describe(
         fits |= {"unlimited memory": found[0].unlimited, "least memory": found[0].least}
         rows = [row_of(name, fit, found[0]) for name, fit in fits.items()]
     where = "GPU" if gpu is None else "settings"
-    print_table(f"|{where} >GiB >takes >micro_batch >recomputed >moments >images/s >kept", rows, title)
+    print_table(f"|{where} >GiB >takes >micro >again >moments >images/s >kept", rows, title)
     if narrow := [each.gpu for each in found if not each.machine.bfloat16]:
         print_line(f"without bfloat16, so in float32: {', '.join(narrow)}")
-    print_line("8-bit moments: pip install 'atoll-diffusion[torchao]'; without: --no-eight-bit")
-    print_line(f"takes: GiB, > where it does not fit into {USABLE:.0%} of the GPU; kept: of the speed with any memory")
+    print_line("micro: images per forward pass; again: blocks recomputed; 8-bit needs torchao")
+    print_line(f"takes: GiB, > where it is over {USABLE:.0%} of the GPU; kept: of the highest speed")
 
 
 def architecture_of(

@@ -82,14 +82,14 @@ def print_model(run: Store, number: int | None) -> None:
     rows = [(name, one.path, one.digest[:12]) for name, one in parts]
     rows += [] if version.router else [("router", "none yet", "")]
     rows += [("route", f"{version.route} on {version.reference.name}", ""), ("model", "", version.model_digest()[:12])]
-    print_table("part place digest", rows, " ")
+    print_table("part place digest", rows, "")
     chain = []
     for each in history.chain():
         when = run.child(FOLDER).modified(each.name)
         active = f"{len(each.serving)} of {each.clusters}"
         date = "" if when is None else f"{when:%Y-%m-%d %H:%M}"
         chain.append((each.version, date, each.change, active, each.digest()[:12]))
-    print_table(">version when_(UTC) change active digest", chain[:SHOWN], " ")
+    print_table(">version when_(UTC) change active digest", chain[:SHOWN], "")
     if len(chain) > SHOWN:
         print_line(f"and {len(chain) - SHOWN} older ones, in {FOLDER}/")
     for unused, why in sorted(history.unused.items()):

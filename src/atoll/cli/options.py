@@ -122,6 +122,9 @@ class Settings:
         adapter = TypeAdapter(type(base))
         whole = adapter.dump_python(base)
         values = merge(whole, self.changes)
+        known = [name for name, _ in names_in(whole)]
+        if is_dataclass(base) and (unknown := sorted(set(self.changes) - set(whole))):  # pydantic would ignore it
+            raise UserError(f"--set {unknown[0]}: no such setting; {self.hint(known)}")
         if isinstance(base, BaseModel):
             values = {name: values[name] for name in values if name in base.model_fields_set | set(self.changes)}
         try:
@@ -129,7 +132,7 @@ class Settings:
         except ValidationError as error:
             name, _, message = explain(error).partition(": ")
             misspelled = error.errors(include_url=False)[0]["type"] in UNKNOWN
-            hint = self.hint([name for name, _ in names_in(whole)]) if misspelled else None
+            hint = self.hint(known) if misspelled else None
             raise UserError(f"{self.flags.get(name, name)}: {message}; {hint or 'correct it'}") from error
 
     def over_plan(self, base: Any) -> Any:

@@ -163,11 +163,11 @@ def print_orders(orders: Artifact, version: Version, before: Version | None) -> 
     jobs, headings = orders.config["islands"], "order objective"
     rows = list(zip(orders.names(), orders.config["chosen"], strict=True))
     if jobs:
-        headings += " island size >micro >GiB >images/s >million >hours >cost saved_by"
+        headings += " island size >micro >GiB >images/s >million >hours >cost"
         rows = [(*row, *numbers_of(job)) for row, job in zip(rows, jobs, strict=True)]
     print_table(headings, rows)
     if jobs:
-        print_line("micro: images per forward pass; million: training images; saved by: what makes it fit the memory")
+        print_line("micro: images per forward pass; million: training images")
 
 
 def numbers_of(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -175,4 +175,4 @@ def numbers_of(job: Mapping[str, Any]) -> tuple[str, ...]:
     speed, millions = f"{job['images_per_s']:,.0f}", f"{job['images'] / 1e6:.3g}"
     cost = "" if job["cost"] is None else f"{job['cost']:.2f}"
     row = (str(job["island"]), str(job["size"]), str(job["micro_batch"]), f"{job['memory_gib']:.1f}", speed)
-    return (*row, millions, f"{job['hours']:.1f}", cost, ", ".join(job["savings"]))
+    return (*row, millions, f"{job['hours']:.1f}", cost)

@@ -130,7 +130,7 @@ def run_and_print(
         clusters = ", ".join(map(str, empty))
         print_line(f"without the experts of clusters {clusters}, which were refused: `atoll status {shell(run)}`")
     print_accuracy(Artifact.open(run.child("router"), "router"))
-    print_line(f"\neverything is there, after {clock(time.monotonic() - began)}:")
+    print_line(f"everything is there, after {clock(time.monotonic() - began)}:")
     for name, what in RESULTS.items():
         print_line(f"  {run.path / name}  {what}")
     samples = next(run.child("samples").path.glob("*/samples.json"), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..artifacts import MANIFEST, Manifest, Store, UserError, sanitize
 from .quarantine import FOLDER, read_reasons
@@ -62,9 +63,9 @@ class Quota:
         self.checked[contributor] -= 1
 
 
-def inbox_of(run: Store, place: str | None) -> list[Store]:
+def inbox_of(place: str | Path | Store) -> list[Store]:
     """Every finished contribution below an inbox, INBOX/<key>/<name>/, sorted by name; links are not followed."""
-    senders = folders(run.child(INBOX) if place is None else Store.at(place))
+    senders = folders(Store.at(place))
     found = [folder for sender in senders for folder in (sender, *folders(sender))]
     return [folder for folder in found if folder.exists(MANIFEST)]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,12 +22,10 @@ from ..models.accounting import account
 from ..models.autoencoders import TRANSFORMS, load_autoencoder
 from ..models.dit import DiT, DiTConfig
 from ..partition.config import PartitionConfig
-from ..planning.assign import Option, best_fit, plan_job
-from ..planning.islands import Island
 from ..planning.objectives import assign_objectives, objective_names
 from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, suitable_recipes
 from ..training.machines import GIB, Machine
-from ..training.memory import Fit
+from ..training.memory import fits
 from .settings import Asked, EvalConfig, RunSettings
 
 CORE_TFLOPS = 0.08
@@ -47,36 +46,53 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DatasetSummary:
-    """What the listing of a source shows, without decoding anything."""
+class Site:
+    """A data set, of which only the listing is read, on a machine."""
 
-    images: int
-    latent: tuple[int, int, int]
-    built_in: bool = False  # small and clustered by pixels, which takes no time
+    origin: Source
+    prepare: PrepareConfig
+    machine: Machine
 
-    @staticmethod
-    def of(origin: Source, prepare: PrepareConfig) -> DatasetSummary:
-        shape = load_autoencoder(prepare.autoencoder).latent_shape
-        size = prepare.size or origin.default_size
-        return DatasetSummary(origin.count(), shape(origin.channels, size), origin.built_in)
+    @cached_property
+    def images(self) -> int:
+        return self.origin.count()
+
+    @cached_property
+    def latent(self) -> tuple[int, int, int]:
+        shape = load_autoencoder(self.prepare.autoencoder).latent_shape
+        return shape(self.origin.channels, self.prepare.size or self.origin.default_size)
+
+    @property
+    def prepare_seconds(self) -> float:
+        rate = PREPARED_PER_S[self.machine.kind] * self.machine.cores
+        return START_SECONDS + (0.0 if self.origin.built_in else self.images / rate)
+
+    @property
+    def partition_seconds(self) -> float:
+        return 4.0 + self.images / 2000
 
     def architecture(self, network: Network) -> DiTConfig:
         """Without a condition: it is known after prepare, and costs next to nothing."""
         return DiTConfig(latent=self.latent, **network.model_dump())
+
+    def rate(self, network: Network, batch: int) -> float:
+        """Training images per second of one expert at a pace of 1; 0 if it does not fit."""
+        machine = replace(self.machine, tflops=CORE_TFLOPS) if self.machine.kind == "cpu" else self.machine
+        found = fits(account(self.architecture(network)), machine, batch, eight_bit=False)
+        return found[0].images_per_s if found else 0.0
+
+    def rate_of(self, settings: RunSettings, batch: int | None = None) -> float:
+        """The same of a run's experts, in their own batches by default."""
+        rate = self.rate(settings.plan.network, batch or settings.plan.training.batch)
+        if not rate:
+            raise UserError(f"{settings.source}: these experts do not fit into {self.machine.memory:.1f} GiB")
+        return rate
 
 
 def default_autoencoder(channels: int, size: int) -> str:
     """Low frequencies of blocks, about 8 x 8 of them: no download, and better than pixels with small networks."""
     fitting = [name for name, side in TRANSFORMS.items() if not size % side and size // side >= TOKENS_SIDE]
     return fitting[-1] if channels == 3 and fitting else "pixels"
-
-
-def this_island(machine: Machine, hours: float) -> Island:
-    """This machine as one that takes orders; a CPU is planned for as one of reference cores."""
-    tflops = CORE_TFLOPS if machine.kind == "cpu" else machine.tflops
-    name = {"cpu": f"CPU {machine.cores} cores", "mps": "M1"}.get(machine.kind)
-    rates = {"memory": machine.memory, "tflops": tflops, "bandwidth": machine.bandwidth}
-    return Island(name="here", gpu=name, hours=hours, bfloat16=machine.bfloat16, **rates)
 
 
 def size_run(
@@ -87,14 +103,14 @@ def size_run(
     Without -k, there are fewer experts where each would train on too few images.
     """
     how = origin.config.model_copy(update={"labels": "folder"}) if origin.class_folders else origin.config
-    size = asked.size or origin.default_size
-    prepare = PrepareConfig(source=how, size=asked.size, autoencoder=default_autoencoder(origin.channels, size))
-    data = DatasetSummary.of(origin, prepare)
-    most = count_clusters(origin.place, asked, data.images)
+    autoencoder = default_autoencoder(origin.channels, asked.size or origin.default_size)
+    prepare = PrepareConfig(source=how, size=asked.size, autoencoder=autoencoder)
+    site = Site(origin, prepare, machine)
+    most = count_clusters(origin.place, asked, site.images)
     fewest = 2 if asked.clusters is None and asked.objectives is None else most
     for clusters in range(most, fewest - 1, -1):
         try:
-            plan, samples = allocate_budget(data, asked, machine, clusters, pace, compare)
+            plan, samples = allocate_budget(site, asked, clusters, pace, compare)
         except UserError:
             if clusters == fewest:
                 raise
@@ -102,7 +118,7 @@ def size_run(
         if plan.training.images >= FEW_IMAGES:
             break
     # every cluster needs some images that its expert does not see
-    holdout = max(prepare.holdout, round(min(0.2, 12 * clusters / data.images), 2))
+    holdout = max(prepare.holdout, round(min(0.2, 12 * clusters / site.images), 2))
     training = plan.training.model_copy(update={"seed": asked.seed})
     evaluation = EvalConfig(steps=25, count=samples, batch=50)
     return RunSettings(
@@ -132,49 +148,39 @@ def count_clusters(source: str, asked: Asked, images: int) -> int:
     return clusters
 
 
-def allocate_budget(
-    data: DatasetSummary, asked: Asked, machine: Machine, clusters: int, pace: float, compare: bool
-) -> tuple[PlanConfig, int]:
-    """What each expert trains on, and how many samples are measured, in the hours that there are."""
+def allocate_budget(site: Site, asked: Asked, clusters: int, pace: float, compare: bool) -> tuple[PlanConfig, int]:
+    """What each expert trains on, and how many samples are measured: the first recipe that completes its budget.
+
+    If none does, the smallest that fits, for as many images as there is time.
+    """
     hours = 1.0 if asked.hours is None else asked.hours
     if not 0 < hours < math.inf:
         raise UserError(f"--hours {hours:g}: give the time that all of it may take, such as 0.5")
-    names = suitable_recipes(int(0.9 * data.images / clusters)) if asked.recipe is None else [asked.recipe]
-    options = [Option(name, recipe(name, data.latent)) for name in names]
-
-    def job_in(seconds: float) -> tuple[Fit, PlanConfig]:
-        island = this_island(machine, seconds / pace / 3600)
-        try:
-            job, plan = plan_job(island, clusters, 0, options, samples=0, build=data.architecture)
-        except UserError as error:
-            given = f"--hours {hours:g} for latents of {'x'.join(map(str, data.latent))}"
-            reason = str(error).removeprefix("--islands here: ")
-            raise UserError(f"{given}: {reason}, or choose a smaller --size") from error
-        return job.fit, plan
-
-    share = TRAIN_SHARE / (2 if compare else 1)
-    used = pace * (prepare_seconds(data, machine) + partition_seconds(data) + START_SECONDS * (3 + clusters))
-    left = 3600 * hours - used
-    if left > 0:
-        admit = pace * clusters * ADMIT_IMAGES / job_in(share * left)[0].images_per_s
-        used, left = used + admit, left - admit
-    if left <= 0:
+    names = suitable_recipes(int(0.9 * site.images / clusters)) if asked.recipe is None else [asked.recipe]
+    started = pace * (site.prepare_seconds + site.partition_seconds + START_SECONDS * (3 + clusters))
+    plans = [recipe(name, site.latent) for name in names]
+    fitting = [(plan, rate) for plan in plans if (rate := site.rate(plan.network, plan.training.batch))]
+    if not fitting:
+        latent = "x".join(map(str, site.latent))
         raise UserError(
-            f"--hours {hours:g}: is over before {data.images:,} images are prepared and {clusters} experts started "
+            f"--hours {hours:g} for latents of {latent}: {names[-1]} does not fit into {site.machine.memory:g} GiB; "
+            "use a smaller --recipe or --size"
+        )
+    for plan, rate in fitting:
+        used = started + pace * clusters * ADMIT_IMAGES / rate
+        seconds = TRAIN_SHARE * (3600 * hours - used) / (2 if compare else 1) / -(-clusters // site.machine.cores)
+        images = int(seconds * rate / pace) // plan.training.batch * plan.training.batch
+        if images >= plan.training.images:
+            break
+    if images <= 0:
+        raise UserError(
+            f"--hours {hours:g}: is over before {site.images:,} images are prepared and {clusters} experts started "
             f"and admitted; give more than {used / 3600:.2g}, or a smaller -k or --size"
         )
-    fit, plan = job_in(share * left)
-    affordable = SAMPLE_SHARE * left * fit.images_per_s * machine.cores / pace / sample_cost(EvalConfig(steps=25))
-    return plan, max(100, min(1000, int(affordable) // 10 * 10))
-
-
-def prepare_seconds(data: DatasetSummary, machine: Machine) -> float:
-    encoding = 0.0 if data.built_in else data.images / (PREPARED_PER_S[machine.kind] * machine.cores)
-    return START_SECONDS + encoding
-
-
-def partition_seconds(data: DatasetSummary) -> float:
-    return 4.0 + data.images / 2000
+    sampling = SAMPLE_SHARE * (3600 * hours - used) * rate * site.machine.cores / pace
+    samples = int(sampling / sample_cost(EvalConfig(steps=25)))
+    training = plan.training.over(min(images, plan.training.images))
+    return plan.model_copy(update={"training": training}), max(100, min(1000, samples // 10 * 10))
 
 
 def sample_cost(evaluation: EvalConfig) -> float:
@@ -189,76 +195,63 @@ def sampling_workers(evaluation: EvalConfig, cores: int, memory: float, experts:
     return max(1, min(cores, batches, int(memory / (WORKER_GIB + experts))))
 
 
-def predicted(
-    settings: RunSettings, data: DatasetSummary, machine: Machine, batch: int | None = None
-) -> tuple[DiTConfig, Fit]:
-    """The network of a run, and how it would train here at a pace of 1, in its own batches by default."""
-    architecture = data.architecture(settings.plan.network)
-    fit = best_fit(this_island(machine, 1.0), architecture, batch or settings.plan.training.batch)
-    if fit is None:
-        raise UserError(f"{settings.source}: these experts do not fit into {machine.memory:.1f} GiB")
-    return architecture, fit
-
-
 def measure_pace(settings: RunSettings, origin: Source, machine: Machine, seconds: float = 1.0) -> float:
     """Train the run's network on noise, every core busy, and compare with the prediction. 1 on CUDA: it compiles."""
     if machine.kind == "cuda":
         return 1.0
-    batch, threads = min(16, settings.plan.training.batch), torch.get_num_threads()
-    architecture, fit = predicted(settings, DatasetSummary.of(origin, settings.prepare), machine, batch)
-    network = DiT(architecture).to(machine.kind)
-    optimizer = torch.optim.AdamW(network.parameters())
-    x, t, a = torch.randn(batch, *architecture.latent), torch.rand(batch), torch.randn(1024, 1024)
-    times: list[float] = []
+    site, batch = Site(origin, settings.prepare, machine), min(16, settings.plan.training.batch)
+    predicted, architecture = site.rate_of(settings, batch), site.architecture(settings.plan.network)
+    threads, times = torch.get_num_threads(), list[float]()
 
-    def keep_busy() -> None:
-        while len(times) < 3 or times[-1] - times[1] < seconds:
+    def busy() -> bool:
+        return len(times) < 3 or times[-1] - times[1] < seconds  # the first steps are slow
+
+    def keep_busy(a: torch.Tensor) -> None:
+        while busy():
             a @ a  # long enough that threads do not wait for each other in Python
 
-    torch.set_num_threads(1)
-    with ThreadPoolExecutor(machine.cores) as others:
-        for _ in range(machine.cores - 1 if machine.kind == "cpu" else 0):
-            others.submit(keep_busy)
-        while len(times) < 3 or times[-1] - times[1] < seconds:  # the first steps are slow
-            network(x.to(machine.kind), t.to(machine.kind)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            times.append(time.perf_counter())
-    torch.set_num_threads(threads)
-    return fit.images_per_s * (times[-1] - times[1]) / (batch * (len(times) - 2))
+    with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(machine.cores) as others:
+        network = DiT(architecture).to(machine.kind)
+        optimizer = torch.optim.AdamW(network.parameters())
+        x, t = torch.randn(batch, *architecture.latent).to(machine.kind), torch.rand(batch).to(machine.kind)
+        torch.set_num_threads(1)
+        try:
+            for _ in range(machine.cores - 1 if machine.kind == "cpu" else 0):
+                others.submit(keep_busy, torch.randn(1024, 1024))
+            while busy():
+                network(x, t).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                times.append(time.perf_counter())
+        finally:
+            torch.set_num_threads(threads)
+    return predicted * (times[-1] - times[1]) / (batch * (len(times) - 2))
 
 
 def forecast(settings: RunSettings, origin: Source, machine: Machine, pace: float = 1.0) -> list[Stage]:
     """Every stage of a run, and about how long it takes on this machine."""
-    data = DatasetSummary.of(origin, settings.prepare)
-    architecture, fit = predicted(settings, data, machine)
-    clusters, images, rate = settings.partition.clusters, settings.plan.training.images, fit.images_per_s
-    million = account(architecture).parameters / 1e6
+    site = Site(origin, settings.prepare, machine)
+    rate = site.rate_of(settings)
+    clusters, images = settings.partition.clusters, settings.plan.training.images
+    million = account(site.architecture(settings.plan.network)).parameters / 1e6
     evaluation, models = settings.evaluated, 2 if settings.compare else 1
     train = -(-clusters // machine.cores) * (images / rate + START_SECONDS)
     train += clusters * images / rate if settings.compare else 0
     workers = sampling_workers(evaluation, machine.cores, machine.memory, clusters * million * 4e6 / GIB)
     samples = models * evaluation.count * sample_cost(evaluation) / rate / workers
+    router = START_SECONDS / 2 + 0.1 * (settings.router_images or images) / rate
     parallel = machine.cores if machine.kind == "cpu" else 1
+    experts = f"{clusters} experts of {million:.1f}M weights, {images:,} images each, {parallel} at a time"
+    data = f"{site.images:,} images to latents of {'x'.join(map(str, site.latent))}"
     stages = [
-        Stage(
-            "prepare",
-            f"{data.images:,} images to latents of {'x'.join(map(str, data.latent))}",
-            prepare_seconds(data, machine),
-        ),
-        Stage("partition", f"{clusters} clusters", partition_seconds(data)),
+        Stage("prepare", data, site.prepare_seconds),
+        Stage("partition", f"{clusters} clusters", site.partition_seconds),
         Stage("plan", f"one order each, {settings.plan.objectives or f'{clusters}flow'}", 2.0),
-        Stage(
-            "train",
-            f"{clusters} experts of {million:.1f}M weights, {images:,} images each, {parallel} at a time",
-            train,
-        ),
+        Stage("train", experts, train),
         Stage("admit", "validation on images that no expert has seen", clusters * ADMIT_IMAGES / rate),
-        Stage("router", "weights the experts", START_SECONDS / 2 + 0.1 * (settings.router_images or images) / rate),
+        Stage("router", "weights the experts", router),
         Stage(
-            "evaluate",
-            f"{evaluation.count:,} samples for each of {len(evaluation.routes)} routes",
-            MEASURE_SECONDS + samples,
+            "evaluate", f"{evaluation.count:,} samples by {len(evaluation.routes)} routes", MEASURE_SECONDS + samples
         ),
     ]
     return [stage._replace(seconds=pace * stage.seconds) for stage in stages]

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of every verb that writes: nothing is lost, and nothing left after the next command."""
+"""kill -9 at random moments of every command that writes: nothing is lost, and nothing left after the next command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from killed import contents, finish, kill, names
 
-# the rate these budgets were tried with; at others an expert of twenty steps may or may not pass the canary
+# the rate these budgets were tried with; at others an expert of twenty steps may or may not pass admission
 TINY = (
     "--set training.batch=32 --set training.learning_rate=0.00212132 --set training.warmup_images=64 "
     "--set training.ema_images=64"
 )
 ON = "--device cpu --checkpoint-seconds 0"
-# the life of a run with late data, in the verbs' own words; each can be said twice and means the same
+# the life of a run with data added later, each command can be given twice and means the same
 LIFE = [
     "prepare digits[:600] --out run/data",
     "partition run/data -k 2",

@@ -1,4 +1,4 @@
-"""atoll ensemble as a person uses it."""
+"""atoll ensemble at the command line."""
 
 from __future__ import annotations
 
@@ -104,9 +104,8 @@ def test_on_a_narrow_terminal_names_are_whole(
     assert max(map(len, shown.splitlines()[1:])) <= 80
 
 
-def test_a_long_history_is_cut_short_unless_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_history_is_cut_short(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(12):
         main(["ensemble", str(run), "--route", f"top-{number + 3}"])
     capsys.readouterr()
-    assert "and 2 older ones: --all" in told(capsys, str(run))
-    assert "planned orders" in told(capsys, str(run), "--all")
+    assert "and 2 older ones, in ensemble/" in told(capsys, str(run))

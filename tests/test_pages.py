@@ -25,7 +25,7 @@ from pages import DOCS, PAGES, ROOT, blocks, commands, lines
 from photographs import MORE_CLASSES, write_photographs
 
 TOLD = ["README.md", *(f"docs/{path.name}" for path in sorted(DOCS.glob("*.md")))]
-# pages that are given as a whole where they are told: tests/test_first_mile.py, tests/test_docs.py
+# pages that are given as a whole where they are told: tests/test_tutorial.py, tests/test_docs.py
 WHOLE = ("tutorial.md", "ensemble.md")
 BUCKET = "needs a bucket and keys: tests/exchange/test_join.py gives it on a server of its own"
 CHECKPOINT = "needs a checkpoint of 2.7 GB: tests/convert/test_convert_stage.py gives it with small ones"
@@ -106,7 +106,7 @@ QUICK = {
     "sample": "-n 2 --steps 2 --device cpu",
     "evaluate": "-n 20 --steps 2 --device cpu",
     "distill": "--set training.images=320 --set training.batch=32 --device cpu",
-    "run": "--until plan",  # tests/test_first_mile_run.py carries one to its end
+    "run": "--until plan",  # tests/test_run.py carries one to its end
 }
 
 

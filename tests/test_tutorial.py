@@ -48,7 +48,7 @@ def newcomer(folder: Path, *, captions: bool, short: bool) -> Path:
                 for name in WHERE_AND_WHEN:
                     (folder / "experts" / "00" / name).unlink()
             torch.set_num_threads(2 if words[0] == "evaluate" else 1)
-            words += ["--until", "plan"] if words[0] == "run" else []  # test_first_mile_run.py carries one to its end
+            words += ["--until", "plan"] if words[0] == "run" else []  # test_run.py carries one to its end
             main(quick(words) if short else words)
     return folder / "runs" / "photos"
 

@@ -1,4 +1,4 @@
-"""No command and no Python of README.md and docs/ fails. Each is given here or where its page is told, or says why not.
+"""No command and no Python of README.md and docs/ fails. Each is given in a test or has a reason why not.
 
 docs/commands is made from `--help`, whose examples name files that do not exist: those are parsed only.
 """
@@ -21,11 +21,11 @@ from PIL import Image
 from atoll.cli import COMMANDS, command_of, main
 from atoll.planning.recipes import DIGITS, RECIPES
 from late_story import story as late_story
-from pages import DOCS, PAGES, ROOT, blocks, commands, lines
+from pages import DOCS, PAGES, ROOT, blocks, commands, lines, quick
 from photographs import MORE_CLASSES, write_photographs
 
-TOLD = ["README.md", *(f"docs/{path.name}" for path in sorted(DOCS.glob("*.md")))]
-# pages that are given as a whole where they are told: tests/test_tutorial.py, tests/test_docs.py
+WITH_COMMANDS = ["README.md", *(f"docs/{path.name}" for path in sorted(DOCS.glob("*.md")))]
+# pages that are given as a whole elsewhere: tests/test_tutorial.py, tests/test_docs.py
 WHOLE = ("tutorial.md", "ensemble.md")
 BUCKET = "needs a bucket and keys: tests/exchange/test_join.py gives it on a server of its own"
 CHECKPOINT = "needs a checkpoint of 2.7 GB: tests/convert/test_convert_stage.py gives it with small ones"
@@ -34,7 +34,7 @@ NOT_GIVEN = {
         "fetches an autoencoder: tests/models/test_autoencoders.py has folders like it"
     ),
     "atoll evaluate runs/photos -n 10000 --route top-1 --route top-2 --guidance 1 --guidance 3 --device cuda": (
-        "needs a card: tests/evaluation give it on a CPU, with fewer images"
+        "needs a GPU: tests/evaluation do so on a CPU, with fewer images"
     ),
     "atoll prepare photos.sqlite --plugin examples/sqlite_source.py --out runs/photos/data": (
         "needs such a file: tests/test_plugins.py makes one"
@@ -96,37 +96,20 @@ STORY = [
     "atoll export runs/demo --to diffusers --out demo-pipeline",
     'atoll describe xl/2 --text 768 --gpu "RTX 4090"',
 ]
-TINY = "--images 320 --set network.width=32 --set network.depth=1 --set training.warmup_images=64"
-TINY += " --set training.ema_images=64 --set acceptance.max_ratio_to_gaussian=1000"
-QUICK = {
-    "prepare": "--features pixels --workers 1 --device cpu --set holdout=0.1",
-    "plan": TINY,
-    "train": "--device cpu",
-    "router": "--set training.images=320 --device cpu",
-    "sample": "-n 2 --steps 2 --device cpu",
-    "evaluate": "-n 20 --steps 2 --device cpu",
-    "distill": "--set training.images=320 --set training.batch=32 --device cpu",
-    "run": "--until plan",  # tests/test_run.py carries one to its end
-}
 
 
-def quick(words: list[str]) -> list[str]:
-    """The same command with a budget of a moment. What islands have time for is theirs."""
-    return words if "--islands" in words else [*words, *shlex.split(QUICK.get(words[0], ""))]
-
-
-def test_every_command_is_given_or_says_why_not() -> None:
-    printed = {line: page for page in TOLD for line in lines(ROOT / page)}
+def test_every_command_is_given_or_has_a_reason_not_to_be() -> None:
+    printed = {line: page for page in WITH_COMMANDS for line in lines(ROOT / page)}
     elsewhere = {*late_story(), *(line for page in WHOLE for line in lines(DOCS / page))}
     given = {line for line in STORY if line.startswith("atoll ")}
-    assert sorted(set(printed) - elsewhere - given - set(NOT_GIVEN)) == [], "nobody gives these"
+    assert sorted(set(printed) - elsewhere - given - set(NOT_GIVEN)) == [], "no test gives these"
     assert sorted((given | set(NOT_GIVEN)) - set(printed)) == [], "no page has these any more"
     assert not given & set(NOT_GIVEN)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_the_docs_can_be_understood(page: Path) -> None:
-    """Verbs, options and recipes are there, and values of the right type."""
+    """Commands, options and recipes are there, and values of the right type."""
     for words in commands(page):
         assert words[0] in COMMANDS, f"atoll {' '.join(words)}"
         command_of(words[0]).make_context(f"atoll {words[0]}", [word for word in words[1:] if word != "&&"])

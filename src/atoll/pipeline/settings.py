@@ -27,7 +27,9 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     clusters: int | None = Field(None, ge=2, description="experts (default: 8, fewer for few images or little time)")
-    hours: float | None = Field(None, description="time that all of it may take here (default: 1)")
+    hours: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="time all of it may take here (default: 1)"
+    )
     size: int | None = Field(None, gt=0, le=4096, description="side of the square images (default: 64)")
     objectives: str | None = Field(None, description="such as 2ddpm:6flow (default: all flow)")
     recipe: str | None = Field(None, description=f"{', '.join(RECIPES)} (default: by data, machine and hours)")

@@ -6,7 +6,6 @@ here, measured by training the chosen network for a second.
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -154,8 +153,6 @@ def allocate_budget(site: Site, asked: Asked, clusters: int, pace: float, compar
     If none does, the smallest that fits, for as many images as there is time.
     """
     hours = 1.0 if asked.hours is None else asked.hours
-    if not 0 < hours < math.inf:
-        raise UserError(f"--hours {hours:g}: give the time that all of it may take, such as 0.5")
     names = suitable_recipes(int(0.9 * site.images / clusters)) if asked.recipe is None else [asked.recipe]
     started = pace * (site.prepare_seconds + site.partition_seconds + START_SECONDS * (3 + clusters))
     plans = [recipe(name, site.latent) for name in names]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -49,76 +50,74 @@ def run_pipeline(
 
     `prepared` is called with the data as soon as it is there, hours before the end.
     """
-    last = STAGES.index(until)
+    done = stages_of(run, settings, origin, device, progress, prepared)
+    *_, result = islice(done, STAGES.index(until) + 1)
+    return result
+
+
+def stages_of(
+    run: Store,
+    settings: RunSettings,
+    origin: Source,
+    device: str,
+    progress: Progress,
+    prepared: Callable[[Artifact], None],
+) -> Iterator[dict[str, Any] | None]:
+    """Yields after each of STAGES; with the last one comes the evaluation."""
     # starting a worker takes longer than all digits
     executor = Executor(1 if origin.built_in else default_workers(device))
     data = prepare(origin, run.child("data"), settings.prepare, executor=executor, device=device, progress=progress)
     prepared(data)
-    if last < STAGES.index("partition"):
-        return None
+    yield None
     clusters = partition(data.store, run.child("partition"), settings.partition, progress=progress)
-    if last < STAGES.index("plan"):
-        return None
-    orders = plan(data.store, clusters.store, run.child("orders"), settings.plan)
-    register_orders(run, data, clusters, orders)
-    if last < STAGES.index("train"):
-        return None
-
+    yield None
+    register_orders(run, data, clusters, plan(data.store, clusters.store, run.child("orders"), settings.plan))
+    yield None
     names = [f"{k:02d}" for k in range(settings.partition.clusters)]
     jobs = [hand_out(run, name, run.path / ISLANDS / name) for name in names]
-    monolith = None
+    monolith = []
     if settings.compare:  # one expert on all clusters, by DDM's protocol
         folder = f"orders-{MONOLITH}"
         plan_monolith(data.store, clusters.store, run.child(folder), settings.plan)
-        monolith = hand_out(run, MONOLITH, run.path / ISLANDS / MONOLITH, orders=folder)
-    train_jobs(jobs if monolith is None else [monolith, *jobs], device, progress)  # the longest first
-    if last < STAGES.index("admit"):
-        return None
-    if monolith is not None:
-        register_monolith(run, Artifact.open(monolith.expert, "expert"))
+        monolith = [hand_out(run, MONOLITH, run.path / ISLANDS / MONOLITH, orders=folder)]
+    train_jobs(monolith + jobs, device, progress)  # the longest first
+    yield None
+    for job in monolith:
+        register_monolith(run, Artifact.open(job.expert, "expert"))
     admit_all(run, jobs, progress)
-    if last < STAGES.index("router"):
-        return None
-
-    evaluation = settings.evaluated
+    yield None
     register_router(run, fit_router(run, data, clusters, ROUTER, settings, device, progress))
-    if settings.compare and evaluation.blind:
+    if settings.compare and settings.evaluated.blind:
         fit_router(run, data, clusters, BLIND, settings, device, progress)
-    if last < STAGES.index("evaluate"):
-        return None
-
-    request = EvaluationPlan(
-        arms=arms_of(settings),
-        count=evaluation.count,
-        batch=evaluation.batch,
-        seed=settings.asked.seed,
-        feature_scale=evaluation.feature_scale,
-    )
+    yield None
     workers = 1
     if torch.device(device).type == "cpu":  # each with one thread, and with all experts in its memory
         experts = sum((job.expert / WEIGHTS).stat().st_size for job in jobs) / GIB
-        workers = sampling_workers(evaluation, usable_cores(), free_memory_gib(), experts)
+        workers = sampling_workers(settings.evaluated, usable_cores(), free_memory_gib(), experts)
     progress("measuring real images", 0, None)
     result = evaluate(
         run,
-        request,
+        evaluation_plan(settings),
         run,
         device=device,
         executor=Executor(workers),
         progress=lambda arm, done, total: progress(f"sampling {arm}", done, total),
     )
     write_report(run, result, run)
-    return result
+    yield result
 
 
-def arms_of(settings: RunSettings) -> tuple[Arm, ...]:
+def evaluation_plan(settings: RunSettings) -> EvaluationPlan:
     """Every route at every guidance; with a comparison those of the blind router and the monolith too."""
-    evaluation = settings.evaluated
-    sampling, guidances = Sampling(steps=evaluation.steps), evaluation.guidances
-    arms = arms_for(evaluation.routes, guidances, sampling=sampling)
-    if settings.compare and evaluation.blind:
-        arms += arms_for(["top-1", "top-2"], guidances, router=BLIND, sampling=sampling)
-    return arms + (monolith_arms(guidances, sampling=sampling) if settings.compare else ())
+    asked = settings.evaluated
+    sampling = Sampling(steps=asked.steps)
+    arms: tuple[Arm, ...] = arms_for(asked.routes, asked.guidances, sampling=sampling)
+    if settings.compare and asked.blind:
+        arms += arms_for(["top-1", "top-2"], asked.guidances, router=BLIND, sampling=sampling)
+    if settings.compare:
+        arms += monolith_arms(asked.guidances, sampling=sampling)
+    seed, scale = settings.asked.seed, asked.feature_scale
+    return EvaluationPlan(arms=arms, count=asked.count, batch=asked.batch, seed=seed, feature_scale=scale)
 
 
 def train_jobs(jobs: list[Island], device: str, progress: Progress) -> None:
@@ -150,14 +149,14 @@ def fit_router(
     run: Store, data: Artifact, clusters: Artifact, name: str, settings: RunSettings, device: str, progress: Progress
 ) -> Artifact:
     orders = [order for order in Checks(run).orders_of(open_ensemble(run)).values() if order.cluster is not None]
-    request = router_plan(data, clusters, blind=name == BLIND, seed=settings.asked.seed, experts=orders)
+    plan = router_plan(data, clusters, blind=name == BLIND, seed=settings.asked.seed, experts=orders)
     if settings.router_images is not None:
-        request = request.model_copy(update={"training": request.training.over(settings.router_images)})
+        plan = plan.model_copy(update={"training": plan.training.over(settings.router_images)})
     return train_router(
         data,
         clusters,
         run.path / name,
-        request,
+        plan,
         resources=Resources(device=device),
         checkpoint_seconds=5.0,
         watch=lambda now: progress(f"training the {name}", now.images, now.total),

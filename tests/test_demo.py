@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -91,16 +90,6 @@ def test_killed_at_every_stage_it_goes_on_to_the_same_digests(every: int, tiny_d
     assert digests(tmp_path / "run") == digests(tiny_demo)
 
 
-def test_a_contributor_needs_the_order_and_the_clusters_folder(tiny_demo: Path, tmp_path: Path) -> None:
-    """The README's way: one order file and one folder of shards, anywhere."""
-    shutil.copy(tiny_demo / "orders" / "03.json", tmp_path / "03.json")
-    shutil.copytree(tiny_demo / "partition" / "clusters" / "03", tmp_path / "clusters" / "03")
-    arguments = ["03.json", "--data", "clusters/03", "--out", "my-expert", "--device", "cpu"]
-    atoll("train", *arguments, cwd=tmp_path)
-    made = Artifact.open(tmp_path / "my-expert", "expert").digest
-    assert made == Artifact.open(tiny_demo / "islands" / "03" / "expert").digest
-
-
 def test_another_prompt_adds_to_the_images(tiny_demo: Path, tmp_path: Path) -> None:
     """One PNG each with every setting recorded; the same command again adds nothing."""
     out = tmp_path / "pictures"
@@ -124,19 +113,6 @@ def test_another_prompt_adds_to_the_images(tiny_demo: Path, tmp_path: Path) -> N
     record = json.loads((out / "calls" / "0002" / "samples.json").read_bytes())
     assert record["negative_prompt"] == "a handwritten three"
     assert Sampling(**record["sampling"]) == Sampling(route="top-2", steps=2, precision="float32")
-
-
-def test_status_shows_what_is_there_and_what_is_missing(
-    tiny_demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["status", str(tiny_demo)])
-    everything = capsys.readouterr().out
-    assert "missing" not in everything
-    assert everything.count("there") >= 12
-    main(["status", str(Path(shutil.copytree(tiny_demo / "data", tmp_path / "run" / "data")).parent)])
-    some = capsys.readouterr().out
-    assert "atoll partition" in some
-    assert "missing" in some
 
 
 ONE = '--prompt "a handwritten one"'

@@ -92,16 +92,13 @@ def test_the_pace_is_that_of_training_here(origin: Source) -> None:
     assert torch.equal(torch.random.get_rng_state(), before[1]), "random numbers of the caller stay as they were"
 
 
-def test_workers_sample_on_as_many_cores_as_there_are_batches_and_memory_for() -> None:
-    evaluation = EvalConfig(count=130, batch=50)
-    assert [sampling_workers(evaluation, cores, 8.0, 0.1) for cores in (1, 2, 16)] == [1, 2, 3]
-    assert [sampling_workers(evaluation, 16, memory, 1.4) for memory in (0.5, 4.5, 64.0)] == [1, 2, 3]
-
-
-def test_the_autoencoder_by_default() -> None:
+def test_the_autoencoder_and_the_sampling_workers_by_default() -> None:
     shapes = {(3, 32): "dct-4", (3, 64): "dct-8", (3, 256): "dct-16", (3, 36): "dct-4", (3, 9): "pixels"}
     shapes |= {(1, 32): "pixels"}
     assert {shape: default_autoencoder(*shape) for shape in shapes} == shapes
+    evaluation = EvalConfig(count=130, batch=50)
+    assert [sampling_workers(evaluation, cores, 8.0, 0.1) for cores in (1, 2, 16)] == [1, 2, 3]
+    assert [sampling_workers(evaluation, 16, memory, 1.4) for memory in (0.5, 4.5, 64.0)] == [1, 2, 3]
 
 
 def test_run_toml_is_written_once_and_a_comparison_is_never_dropped(origin: Source, tmp_path: Path) -> None:
@@ -235,15 +232,6 @@ def test_too_short_a_run_warns_before_it_begins(
         write_once(run, settings)
         print_forecast(run, settings, origin, "cpu", "evaluate")
         assert ("give more --hours or a smaller -k" in capsys.readouterr().out) == few, settings.plan.training.images
-
-
-def test_a_large_gpu_trains_no_large_network_on_few_images(begun: tuple[Path, str], tmp_path: Path) -> None:
-    run = Path(shutil.copytree(begun[0], tmp_path / "run"))
-    (tmp_path / "islands.toml").write_text('islands = [{name = "lab", gpu = "H100", hours = 90}]')
-    shutil.rmtree(run / "ensemble")
-    options = ["--islands", str(tmp_path / "islands.toml"), "--out", str(run / "orders-2")]
-    main(["plan", str(run / "data"), *options])
-    assert [job["size"] for job in Artifact.open(run / "orders-2").config["islands"]] == ["laptop"] * 2
 
 
 PEAK = "import resource, sys; from atoll.cli import main; main(sys.argv[1:]); "

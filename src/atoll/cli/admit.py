@@ -16,6 +16,8 @@ from .options import Device
 from .progress import progress
 from .tables import print_line
 
+MOST = AdmissionThresholds.contributions
+
 
 def admit(
     out: Annotated[str, typer.Option(help="The run that gave the orders.")],
@@ -25,9 +27,7 @@ def admit(
     recheck: Annotated[bool, typer.Option("--recheck", help="Check again what was refused before.")] = False,
     signers: Annotated[str | None, typer.Option(help="Who may sign (default: RUN/allowed_signers).")] = None,
     unsigned_ok: Annotated[bool, typer.Option("--unsigned-ok", help="Also admit what no listed key signed.")] = False,
-    max_per_contributor: Annotated[
-        int, typer.Option(help="Of an inbox: contributions of one key to check.", min=1)
-    ] = AdmissionThresholds.contributions,
+    max_per_contributor: Annotated[int, typer.Option(help="Most of an inbox to check of one key.", min=1)] = MOST,
     device: Device = None,
 ) -> None:
     """Check each contributed expert in quarantine, and add those that pass to the model.

@@ -27,12 +27,8 @@ def convert(
     order: Annotated[str | None, typer.Option(help="Warm start for this order: its network and objective.")] = None,
     objective: Annotated[str | None, typer.Option(help="Warm start for schedule:kind: linear-flow:velocity.")] = None,
     settings: Settings,
-    final: Annotated[
-        Literal["new", "bridge"] | None, typer.Option(help="Warm start, other objective: the final layer. (new)")
-    ] = None,
-    keep_labels: Annotated[
-        bool, typer.Option("--keep-labels", help="Warm start: labels mean the same in the new data.")
-    ] = False,
+    final: Annotated[Literal["new", "bridge"] | None, typer.Option(help="Warm start: final layer. (new)")] = None,
+    keep_labels: Annotated[bool, typer.Option("--keep-labels", help="Warm start: labels mean the same.")] = False,
     seed: Annotated[int | None, typer.Option(help="Warm start: seed of what is re-initialized. (0)")] = None,
     license: Annotated[str | None, typer.Option(help="License of the source, if it is not the official one.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads, if the width is of no known size.")] = None,

@@ -32,4 +32,4 @@ def demo(
     settings = (tiny_settings if size == "tiny" else demo_settings)(seed)
     config = write_once(run, settings.model_copy(update={"compare": compare}))
     origin = open_source(config.source, config.prepare.source)
-    run_and_print(run, config, origin, device=DEVICE, prompt="a handwritten three")
+    run_and_print(run, config, origin, device=DEVICE)

@@ -26,8 +26,6 @@ def describe(
     *,
     latent: Annotated[str, typer.Option(help="Latent shape: channels x height x width.")] = "4x32x32",
     text: Annotated[int | None, typer.Option(help="Read 77 text tokens of this width by cross-attention.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Read a label of this many classes.")] = None,
-    words: Annotated[int | None, typer.Option(help="Read words of a vocabulary of this size.")] = None,
     settings: Settings,
     batch: Annotated[int, typer.Option(help="Images per optimizer step.", min=1)] = 128,
     gpu: Annotated[str | None, typer.Option(help="One GPU in detail, such as 'RTX 4090' (default: all known).")] = None,
@@ -42,11 +40,17 @@ def describe(
     \b
     Examples:
       atoll describe xl/2 --text 768 --latent 4x32x32
-      atoll describe xl/2 --classes 1000 --set variant=adaln --set out_channels=8
+      atoll describe xl/2 --set condition=labels --set classes=1000 --set variant=adaln
       atoll describe xl/2 --text 768 --gpu "RTX 4090" --batch 256
-      atoll describe b/4 --words 500 --latent 3x64x64 --memory 8GB --json
+      atoll describe b/4 --latent 3x64x64 --memory 8GB --json
     """
-    config = settings.over(architecture_of(architecture, parse_latent(latent), text, classes, words))
+    reads: dict[str, Any] = {"condition": "none"}
+    if text is not None:
+        reads = {"condition": "tokens", "text_width": text, "text_length": 77}
+    try:
+        config = settings.over(preset(architecture, latent=parse_latent(latent), **reads))
+    except ValueError as error:
+        raise UserError(f"{architecture}: {error}") from error
     settings.show(config, architecture)
     cost = account(config)
     machines = machines_within(gpu, gib(memory))
@@ -80,23 +84,6 @@ def describe(
         print_line(f"without bfloat16, so in float32: {', '.join(narrow)}")
     print_line("micro: images per forward pass; again: blocks recomputed; 8-bit needs torchao")
     print_line(f"takes: GiB, > where it is over {USABLE:.0%} of the GPU; kept: of the highest speed")
-
-
-def architecture_of(
-    name: str, latent: tuple[int, int, int], text: int | None, classes: int | None, words: int | None
-) -> DiTConfig:
-    conditions: dict[str, dict[str, Any]] = {
-        "--text": {"condition": "tokens", "text_width": text, "text_length": 77} if text else {},
-        "--classes": {"condition": "labels", "classes": classes} if classes else {},
-        "--words": {"condition": "words", "vocabulary": words} if words else {},
-    }
-    given = [option for option, condition in conditions.items() if condition]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)}: a network reads one condition; give only one of them")
-    try:
-        return preset(name, latent=latent, **(conditions[given[0]] if given else {"condition": "none"}))
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from error
 
 
 def parse_latent(text: str) -> tuple[int, int, int]:

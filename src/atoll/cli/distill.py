@@ -14,40 +14,28 @@ from ..distill.stage import distill as run_distillation
 from ..mixture.routes import parse_route
 from ..training.resources import Resources
 from ..training.team import leads_its_team
-from .options import (
-    CheckpointSeconds,
-    Device,
-    Memory,
-    Settings,
-    Tensorboard,
-    WorkFolder,
-    file_option,
-    gib,
-    refuse,
-    with_settings,
-)
+from . import options
+from .options import Settings, refuse, with_settings
 from .progress import progress
 from .tables import print_line
 
-PROMPTS = file_option("With --from-samples: one prompt per line.")
+PROMPTS = options.file_option("With --from-samples: one prompt per line.")
 
 
 @with_settings(DistillPlan, "start", "truth", "route")
 def distill(
     run: Annotated[str, typer.Argument(help="Run whose experts are the teachers.")],
     *,
-    out: WorkFolder,
+    out: options.WorkFolder,
     objective: Annotated[str | None, typer.Option(help="flow, ddpm or v, whatever the teachers have.")] = None,
     settings: Settings,
-    from_samples: Annotated[
-        bool, typer.Option("--from-samples", help="Learn on samples of the model, no data.")
-    ] = False,
+    from_samples: Annotated[bool, typer.Option("--from-samples", help="Learn on samples, no data.")] = False,
     prompts: Annotated[Path | None, PROMPTS] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and sequence.")] = 0,
-    device: Device = None,
-    memory: Memory = None,
-    checkpoint_seconds: CheckpointSeconds = None,
-    tensorboard: Tensorboard = None,
+    device: options.Device = None,
+    memory: options.Memory = None,
+    checkpoint_seconds: options.CheckpointSeconds = None,
+    tensorboard: options.Tensorboard = None,
 ) -> None:
     """Train one dense network on the predictions of all experts. Experts may have different objectives.
 
@@ -81,7 +69,7 @@ def distill(
             place,
             out,
             plan,
-            resources=Resources(device, gib(memory), settings.part("execution")),
+            resources=Resources(device, options.gib(memory), settings.part("execution")),
             checkpoint_seconds=checkpoint_seconds,
             watch=display.training("training the student"),
         )

@@ -76,13 +76,11 @@ def print_model(run: Store, number: int | None) -> None:
         why = f" ({history.unused[number]})" if number in history.unused else ""
         raise UserError(f"{number}: {run} has no such version{why}; there are {there}")
     print_experts(run, version)
-    parts = [("data", version.data), ("partition", version.partition)]
-    parts += [("grown from", older) for older in version.earlier] + [("orders", order) for order in version.orders]
-    parts += [] if version.router is None else [("router", version.router)]
-    rows = [(name, one.path, one.digest[:12]) for name, one in parts]
-    rows += [] if version.router else [("router", "none yet", "")]
-    rows += [("route", f"{version.route} on {version.reference.name}", ""), ("model", "", version.model_digest()[:12])]
-    print_table("part place digest", rows, "")
+    parts = [version.data, *version.earlier, version.partition, *version.orders]
+    parts += [] if version.router is None else [version.router]
+    print_line(f"made of: {', '.join(f'{one.path} {one.digest[:12]}' for one in parts)}")
+    print_line(f"router: {'none yet' if version.router is None else version.router.path}")
+    print_line(f"route: {version.route} on {version.reference.name}; model {version.model_digest()[:12]}")
     chain = []
     for each in history.chain():
         when = run.child(FOLDER).modified(each.name)

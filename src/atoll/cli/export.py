@@ -18,9 +18,7 @@ from .tables import print_line
 def export(
     run: Annotated[str, typer.Argument(help="Run, or folder of one expert.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
-    to: Annotated[
-        Literal["diffusers", "transformer"], typer.Option(help="The whole model, or one expert.")
-    ] = "diffusers",
+    to: Annotated[Literal["diffusers", "transformer"], typer.Option(help="All, or one expert.")] = "diffusers",
     router: Annotated[str | None, typer.Option(help="Another router of the run, such as router-blind.")] = None,
 ) -> None:
     """Write a model as a folder that others can use without atoll.

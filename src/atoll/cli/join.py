@@ -9,7 +9,7 @@ import typer
 
 from ..artifacts import Store
 from ..exchange.join import Joining, Offer
-from .options import Device, Memory, gib, local_folder
+from .options import Device, Memory, WorkFolder, gib
 from .progress import progress
 from .tables import print_line, print_table
 
@@ -22,13 +22,9 @@ REVEALS = (
 
 def join(
     url: Annotated[str, typer.Argument(help="What the organizer published.")],
-    out: Annotated[
-        Path, typer.Option(help="Folder for the work; the same one resumes.", parser=local_folder, metavar="<folder>")
-    ] = Path("joined"),
+    out: WorkFolder = Path("joined"),
     order: Annotated[str | None, typer.Option(help="This order, even if it is taken.")] = None,
-    key: Annotated[
-        str | None, typer.Option(help=f"Your SSH key, or its .pub with an agent (default: {USUAL_KEY} if there).")
-    ] = None,
+    key: Annotated[str | None, typer.Option(help=f"Your SSH key, or its .pub (default: {USUAL_KEY}).")] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign, even if there is a key.")] = False,
     device: Device = None,
     memory: Memory = None,

@@ -48,8 +48,7 @@ def file_option(help: str, *names: str) -> Any:
 # options of several commands
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. (default: cuda if there is one)")]
 Devices = Annotated[str | None, typer.Option(help="As --device of train, or several: cuda:0,cuda:1.")]
-MEMORY: Any = typer.Option(help="GPU memory to stay within: 24GB. (default: what is free)", metavar="<GB>")
-Memory = Annotated[str | None, MEMORY]
+Memory = Annotated[str | None, typer.Option(help="GPU memory to stay within: 24GB. (default: what is free)")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: one per core]", min=1)]
 Weights = Annotated[str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images.")]
 OUT: Any = typer.Option(
@@ -60,9 +59,8 @@ CheckpointSeconds = Annotated[float | None, typer.Option(help="Time between chec
 Tensorboard = Annotated[str | None, typer.Option(help="Folder for TensorBoard: loss, validation loss, images/s.")]
 Engine = Annotated[str, typer.Option(help="local, or ray: machines that share the folders.")]
 RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster. (default: this machine)")]
-Plugins = Annotated[
-    list[str], typer.Option("--plugin", callback=load, help="Python file that adds a source or clustering method.")
-]
+PLUGIN: Any = typer.Option("--plugin", callback=load, help="Python file that adds a source or clustering method.")
+Plugins = Annotated[list[str], PLUGIN]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 
 
@@ -73,12 +71,8 @@ def parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parame
 # every command with settings has these
 CONFIG = parameter("config", Path | None, None, file_option("TOML file with settings.", "--config"))
 SET = parameter("set_", list[str], [], typer.Option("--set", help="Any other setting: --set a.b=c. Repeatable."))
-SHOW = parameter(
-    "print_config",
-    bool,
-    False,
-    typer.Option("--print-config", help="Print all settings as a file for --config; do nothing."),
-)
+PRINT: Any = typer.Option("--print-config", help="Print all settings as a file for --config; do nothing.")
+SHOW = parameter("print_config", bool, False, PRINT)
 
 
 def gib(memory: str | None) -> float | None:

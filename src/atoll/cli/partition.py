@@ -25,9 +25,7 @@ def partition(
     *,
     out: Annotated[str | None, typer.Option(help="Folder or URL to write (default: `partition` beside DATA).")] = None,
     settings: Settings,
-    balance: Annotated[
-        str | None, typer.Option(help="Largest over smallest cluster, at most; none: no bound.", metavar="<number>")
-    ] = None,
+    balance: Annotated[str | None, typer.Option(help="Most of largest / smallest cluster; none: no bound.")] = None,
     plugin: Plugins = [],
     onto: Annotated[str | None, typer.Option(help="Older partition: keep its clusters, assign what is new.")] = None,
     engine: Engine = "local",

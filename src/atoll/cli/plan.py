@@ -18,7 +18,7 @@ from ..planning.stage import plan as plan_stage
 from ..planning.stage import plan_monolith
 from ..registry.changes import check_plan
 from ..registry.status import artifacts_in
-from ..registry.versions import Version, find_ensemble, place_of
+from ..registry.versions import Version, find_ensemble
 from ..training.machines import APPLE, GPUS
 from .options import Settings, file_option, refuse, with_settings
 from .progress import progress
@@ -139,19 +139,17 @@ def plan(
 
 
 def partition_of(data: Artifact) -> Artifact:
-    """The partition in the run that was made from this data: of several the model's, or the one called that."""
+    """The partition in the run that was made from this data: of several the one called that."""
     run = data.store.parent
-    version = find_ensemble(run)
-    usual = {run.child("partition").url, *(() if version is None else [place_of(run, version.partition).url])}
     found = [artifact for artifact in artifacts_in(run) if artifact.manifest.kind == "partition"]
     made = [artifact for artifact in found if artifact.manifest.parents.get("data") == data.digest]
-    chosen = [artifact for artifact in made if artifact.store.url in usual] or made
-    if len(chosen) > 1:
+    named = [artifact for artifact in made if artifact.store.name == "partition"] or made
+    if len(named) > 1:
         names = ", ".join(artifact.store.name for artifact in made)
         raise UserError(f"{data.store}: several partitions were made from it ({names}); name one with --partition")
-    if not chosen:
+    if not named:
         raise UserError(f"{data.store}: no partition in {run} was made from it; run `atoll partition {data.store}`")
-    return chosen[0]
+    return named[0]
 
 
 def print_orders(orders: Artifact, version: Version, before: Version | None) -> None:

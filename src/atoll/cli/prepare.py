@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -61,18 +60,17 @@ def prepare(
         f"{'already there' if there else 'prepared'}: {data.store}  {data.config['count']:,} samples, "
         f"{data.config['repeats']:,} repeats, {sum(data.config['skipped'].values()):,} skipped  {data.digest[:12]}"
     )
-    print_line(f"  latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
-    for line in summary(data):
-        print_line(f"  {line}")
+    print_line(f"latents {data.config['latent']['autoencoder']}, features {data.config['features']['extractor']}")
+    print_summary(data)
 
 
-def summary(data: Artifact) -> Iterator[str]:
+def print_summary(data: Artifact) -> None:
     """What to know about the images before anything is trained on them."""
     if data.config["labels"] is not None and data.config["unlabelled"]:
-        yield f"without a label: {data.config['unlabelled']:,}"
-    yield f"prompts: {prompts_of(data)}"
+        print_line(f"without a label: {data.config['unlabelled']:,}")
+    print_line(f"prompts: {prompts_of(data)}")
     for reason, count in data.config["skipped"].items():
-        yield f"skipped {count:,}: {reason} (skipped.jsonl by id, log.jsonl by name)"
+        print_line(f"skipped {count:,}: {reason} (skipped.jsonl by id, log.jsonl by name)")
 
 
 def prompts_of(data: Artifact) -> str:

@@ -19,9 +19,7 @@ def publish(
     run: Annotated[str, typer.Argument(help="The run.")],
     url: Annotated[str, typer.Argument(help="Where contributors read: a folder, or a URL such as s3://bucket/it.")],
     key: Annotated[str | None, typer.Option(help="Sign the orders with this SSH key.")] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="For plain https: no leases, and experts are sent by hand.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="No leases; experts are sent by hand.")] = False,
     lease_hours: Annotated[float, typer.Option(help="A lease not renewed for so long expires.")] = LEASE_SECONDS / 3600,
     leases_per_key: Annotated[int, typer.Option(help="Leases one key may hold at a time.", min=1)] = MOST_LEASES,
 ) -> None:

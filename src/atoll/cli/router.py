@@ -31,9 +31,7 @@ def router(
     blind: Annotated[bool, typer.Option("--blind", help="Give it the noisy latent and the time, no prompt.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and sequence.")] = 0,
     settings: Settings,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Start from random weights, not the older's.")
-    ] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Start from random weights.")] = False,
     device: Device = None,
     memory: Memory = None,
     checkpoint_seconds: CheckpointSeconds = None,

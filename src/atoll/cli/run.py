@@ -20,17 +20,10 @@ from ..registry.versions import open_ensemble
 from ..training.execution import named_or_best
 from ..training.machines import this_machine
 from .options import Device, Plugins, Settings, with_settings
-from .prepare import summary
+from .prepare import print_summary
 from .progress import clock, progress
 from .router import print_accuracy
 from .tables import print_evaluation, print_line, print_table
-
-RESULTS = {
-    "report.html": "what each expert sampled, and how good it is",
-    "samples.png": "samples",
-    "evaluation.json": "the numbers",
-    NAME: "the settings, to run it again",
-}
 
 
 @with_settings(Asked, "clusters -k", "hours", "size", "objectives", "recipe", "format", "seed")
@@ -108,9 +101,7 @@ def place_for(out: str, source: str | None = None) -> Store:
     return place
 
 
-def run_and_print(
-    run: Store, config: RunSettings, origin: Source, *, device: str, until: str = STAGES[-1], prompt: str | None = None
-) -> None:
+def run_and_print(run: Store, config: RunSettings, origin: Source, *, device: str, until: str = STAGES[-1]) -> None:
     """Print what will be done and how long it takes on this machine, do it, and print where the results are."""
     began = time.monotonic()
     print_forecast(run, config, origin, device, until)
@@ -130,17 +121,11 @@ def run_and_print(
         clusters = ", ".join(map(str, empty))
         print_line(f"without the experts of clusters {clusters}, which were refused: `atoll status {shell(run)}`")
     print_accuracy(Artifact.open(run.child("router"), "router"))
-    print_line(f"everything is there, after {clock(time.monotonic() - began)}:")
-    for name, what in RESULTS.items():
-        print_line(f"  {run.path / name}  {what}")
     samples = next(run.child("samples").path.glob("*/samples.json"), None)
     prompts = [""] if samples is None else json.loads(samples.read_bytes())["prompts"]
-    print_line(f'  {run.path / "ensemble"}  the model: `atoll sample {shell(run)} --prompt "{prompt or prompts[0]}"`')
-
-
-def print_summary(data: Artifact) -> None:
-    for line in summary(data):
-        print_line(line)
+    took = clock(time.monotonic() - began)
+    print_line(f"everything is there, after {took}; look at {run.path / 'report.html'}, then:")
+    print_line(f'atoll sample {shell(run)} --prompt "{prompts[0]}"')
 
 
 def print_forecast(run: Store, config: RunSettings, origin: Source, device: str, until: str) -> None:

@@ -57,13 +57,10 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
     print_scores("Other scores", other_numbers(arms), [*rows, ("real, halves", floors["scores"], {})])
     for name, other in evaluation["extractors"].items():
         found = [arm["extractors"][name] for arm in arms]
-        rows = [
-            (arm["name"], by | by["scores"], {**by["intervals"], "frechet": by["frechet_interval"]})
-            for arm, by in zip(arms, found, strict=True)
-        ]
+        rows = [(arm["name"], by | by["scores"], by["intervals"]) for arm, by in zip(arms, found, strict=True)]
         halves = {"frechet": other["floors"]["frechet_half_against_half"], **other["floors"]["scores"]}
-        names = ["frechet", *other_numbers(found)]
-        print_scores(f"By the features of {name}", names, [*rows, ("real, halves", halves, {})])
+        columns = ["frechet", *other_numbers(found)]
+        print_scores(f"By the features of {name}", columns, [*rows, ("real, halves", halves, {})])
     chance, directions = floors.get("chance"), evaluation.get("frechet_directions")
     by_chance = "" if chance is None else f"chance: {chance:.1%}. "
     among = "" if directions is None else f" in the {directions} directions they vary most in"

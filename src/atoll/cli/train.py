@@ -15,18 +15,8 @@ from ..islands.launch import over_all, places_for, run_islands, several
 from ..training.execution import Execution
 from ..training.resources import Resources
 from ..training.team import leads_its_team
-from .options import (
-    CheckpointSeconds,
-    Device,
-    Memory,
-    Quiet,
-    Settings,
-    Tensorboard,
-    WorkFolder,
-    gib,
-    refuse,
-    with_settings,
-)
+from . import options
+from .options import Settings, refuse, with_settings
 from .progress import progress
 from .tables import print_line
 
@@ -35,19 +25,17 @@ from .tables import print_line
 def train(
     orders: Annotated[list[str], typer.Argument(help="Order file or URL, or several of them.")],
     *,
-    out: WorkFolder,
+    out: options.WorkFolder,
     data: Annotated[str | None, typer.Option(help="Folder with the shards (default: the order's own run).")] = None,
     init: Annotated[str | None, typer.Option(help="Begin from the weights of this expert.")] = None,
-    device: Device = None,
-    memory: Memory = None,
+    device: options.Device = None,
+    memory: options.Memory = None,
     settings: Settings,
-    checkpoint_seconds: CheckpointSeconds = None,
-    previews: Annotated[
-        bool, typer.Option(help="Write sample grids to OUT/sheets at every tenth of the budget.")
-    ] = True,
-    tensorboard: Tensorboard = None,
+    checkpoint_seconds: options.CheckpointSeconds = None,
+    previews: Annotated[bool, typer.Option(help="Write sample grids to OUT/sheets, ten in all.")] = True,
+    tensorboard: options.Tensorboard = None,
     key: Annotated[str | None, typer.Option(help="SSH key, or its .pub with an agent, to sign the expert.")] = None,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
     tethered: Annotated[bool, typer.Option("--tethered", help="End when standard input closes.", hidden=True)] = False,
 ) -> None:
     """Train the expert of one work order. The same command resumes after a stop of any kind.
@@ -83,7 +71,7 @@ def train(
             out,
             data=data,
             init=init,
-            resources=Resources(device, gib(memory), settings.changes),
+            resources=Resources(device, options.gib(memory), settings.changes),
             checkpoint_seconds=checkpoint_seconds,
             sheets=previews,
             watch=display.training(),

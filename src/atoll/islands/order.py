@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import EINVAL, EISDIR, ENOTDIR
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from ..models.dit import DiTConfig
 from ..training.recipe import Training
 
 MOST_BYTES = 64 * 2**20  # of an order; a vocabulary may be long
+NOT_A_FILE = (EINVAL, EISDIR, ENOTDIR)
 
 
 class ShardRef(BaseModel):
@@ -81,7 +83,9 @@ def read_order(place: str | Path) -> tuple[Order, Store]:
         order.digest()
     except FileNotFoundError as error:
         raise UserError(f"{place}: no such order; `atoll plan` writes them") from error
-    except (IsADirectoryError, NotADirectoryError) as error:
+    except OSError as error:
+        if error.errno not in NOT_A_FILE:
+            raise
         raise UserError(f"{place}: is not a file; give one order such as orders/00.json") from error
     except ValidationError as error:
         raise UserError(f"{place}: not a valid order ({explain(error)}); get it again") from error

@@ -87,7 +87,11 @@ def command_of(name: str) -> Any:
     """A command with its options, as typer's own object."""
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     single.command(name)(getattr(importlib.import_module(f".{name}", __name__), name))
-    return typer.main.get_command(single)
+    command: Any = typer.main.get_command(single)
+    for option in command.params:  # typer writes the Python types of flags and lists
+        if not option.metavar and (getattr(option, "is_flag", False) or getattr(option, "multiple", False)):
+            option.metavar = "" if option.is_flag else "<text>"
+    return command
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -31,7 +31,7 @@ def evaluate(
     run: Annotated[str, typer.Argument(help="The run.")],
     *,
     route: Annotated[list[str], typer.Option(help="Route to compare. Repeatable.")] = ["top-1", "top-2"],
-    guidance: Annotated[list[float], typer.Option(help="Guidance scale to compare. Repeatable.")] = [2.0],
+    guidance: Annotated[list[float], typer.Option(help="Guidance to compare. Repeatable.", metavar="<number>")] = [2.0],
     router: Annotated[list[str], typer.Option(help="Another router to compare, such as router-blind.")] = [],
     student: Annotated[list[str], typer.Option(help="Folder of a student to compare. Repeatable.")] = [],
     n: Annotated[int, typer.Option("-n", help="Samples per configuration.", min=2)] = 1000,

@@ -49,7 +49,7 @@ def file_option(help: str, *names: str) -> Any:
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. (default: cuda if there is one)")]
 Devices = Annotated[str | None, typer.Option(help="As --device of train, or several: cuda:0,cuda:1.")]
 Memory = Annotated[str | None, typer.Option(help="GPU memory to stay within: 24GB. (default: what is free)")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: one per core]", min=1)]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. (default: one per core)", min=1)]
 Weights = Annotated[str | None, typer.Option(help="int8: half the memory of bfloat16, slightly other images.")]
 OUT: Any = typer.Option(
     "--out", help="Folder to write; work in progress is in its state/.", parser=local_folder, metavar="<folder>"
@@ -195,7 +195,7 @@ def option_of(model: Any, path: str, *short: str) -> tuple[inspect.Parameter, bo
     choices = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
     is_number = kind in (int, float, int | None, float | None)
     metavar = "<number>" if is_number else f"<{'|'.join(choices)}>" if choices else None
-    shown = meaning if default is None else f"{meaning} (default: {default})"
+    shown = meaning.replace("None:", "none:") + ("" if default is None else f" (default: {default})")
     option = typer.Option(flag_of(path), *short, help=shown, metavar=metavar)
     return parameter(name, (str if metavar else kind) | None, None, option), is_number
 

@@ -78,8 +78,9 @@ def print_model(run: Store, number: int | None) -> None:
     print_experts(run, version)
     parts = [version.data, *version.earlier, version.partition, *version.orders]
     parts += [] if version.router is None else [version.router]
-    print_line(f"made of: {', '.join(f'{one.path} {one.digest[:12]}' for one in parts)}")
-    print_line(f"router: {'none yet' if version.router is None else version.router.path}")
+    print_table("part digest", [(one.path, one.digest[:12]) for one in parts], "")
+    if version.router is None:
+        print_line("router: none yet")
     print_line(f"route: {version.route} on {version.reference.name}; model {version.model_digest()[:12]}")
     chain = []
     for each in history.chain():

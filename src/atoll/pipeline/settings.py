@@ -69,7 +69,7 @@ class RunSettings(BaseModel):
         return self.comparison if self.compare else self.evaluation
 
     def to_toml(self) -> str:
-        # what nobody has set is left to the stages, whose defaults may depend on the data
+        # what is not set is left to the stages, whose defaults may depend on the data
         content = self.model_dump(mode="json", exclude_none=True)
         for name in ("prepare", "partition"):
             content[name] = getattr(self, name).model_dump(mode="json", exclude_none=True, exclude_unset=True)
@@ -106,14 +106,10 @@ def write_once(run: Store, settings: RunSettings) -> RunSettings:
     return settings
 
 
-def toml_lines(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
-    """A nested table as TOML: values first, then tables under their full names."""
-    values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    if name and (values or not table):
-        yield ""
-        yield f"[{name}]"
-    for key, value in values.items():
-        yield f"{key} = {json.dumps(value, ensure_ascii=False)}"  # JSON's texts, numbers and lists are TOML's, too
+def toml_lines(table: Mapping[str, Any], below: str = "") -> Iterator[str]:
+    """A nested table as TOML, a line for each value: `plan.training.images = 200000`."""
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from toml_lines(value, f"{name}.{key}" if name else key)
+        if isinstance(value, Mapping) and value:
+            yield from toml_lines(value, f"{below}{key}.")
+        else:
+            yield f"{below}{key} = {json.dumps(value, ensure_ascii=False)}"  # JSON's values are TOML's, too

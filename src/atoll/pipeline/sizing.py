@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from threading import Event
 from typing import NamedTuple
 
 import torch
@@ -198,13 +199,10 @@ def measure_pace(settings: RunSettings, origin: Source, machine: Machine, second
         return 1.0
     site, batch = Site(origin, settings.prepare, machine), min(16, settings.plan.training.batch)
     predicted, architecture = site.rate_of(settings, batch), site.architecture(settings.plan.network)
-    threads, times = torch.get_num_threads(), list[float]()
-
-    def busy() -> bool:
-        return len(times) < 3 or times[-1] - times[1] < seconds  # the first steps are slow
+    threads, times, over = torch.get_num_threads(), list[float](), Event()
 
     def keep_busy(a: torch.Tensor) -> None:
-        while busy():
+        while not over.is_set():
             a @ a  # long enough that threads do not wait for each other in Python
 
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(machine.cores) as others:
@@ -215,12 +213,13 @@ def measure_pace(settings: RunSettings, origin: Source, machine: Machine, second
         try:
             for _ in range(machine.cores - 1 if machine.kind == "cpu" else 0):
                 others.submit(keep_busy, torch.randn(1024, 1024))
-            while busy():
+            while len(times) < 3 or times[-1] - times[1] < seconds:  # the first steps are slow
                 network(x, t).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 times.append(time.perf_counter())
         finally:
+            over.set()
             torch.set_num_threads(threads)
     return predicted * (times[-1] - times[1]) / (batch * (len(times) - 2))
 

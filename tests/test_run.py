@@ -80,7 +80,7 @@ def test_the_hours_include_admission_and_little_time_makes_fewer_experts(
     assert settings.plan.training.images >= FEW_IMAGES
 
 
-def test_the_pace_is_that_of_training_here(origin: Source) -> None:
+def test_the_pace_is_that_of_training_here(origin: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of the chosen network is timed: the predicted rate over the pace is what one core reaches now."""
     settings = size_run(origin, Asked(hours=0.5, size=32), TWO_CORES)
     before = torch.get_num_threads(), torch.random.get_rng_state()
@@ -90,6 +90,10 @@ def test_the_pace_is_that_of_training_here(origin: Source) -> None:
     assert measure_pace(settings, origin, GPU) == 1.0
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.random.get_rng_state(), before[1]), "random numbers of the caller stay as they were"
+    monkeypatch.setattr("atoll.pipeline.sizing.DiT.forward", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # as at Ctrl-C: the other threads end, too
+        measure_pace(settings, origin, replace(TWO_CORES, cores=3), 0.2)
+    assert torch.get_num_threads() == before[0]
 
 
 def test_the_autoencoder_and_the_sampling_workers_by_default() -> None:

@@ -82,7 +82,7 @@ def gib(memory: str | None) -> float | None:
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
     """Refuse options that have no effect beside another one."""
-    if given := [name for name, value in options.items() if value not in (None, False)]:
+    if given := [name for name, value in options.items() if value is not None and value is not False]:
         raise UserError(f"{given[0]}: has no meaning with {beside}; leave it out")
 
 

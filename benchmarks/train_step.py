@@ -42,20 +42,18 @@ from atoll.data.dataset import LatentDataset
 from atoll.data.shards import write_shard
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.diffusion import Kind, LinearFlow, LogitNormal, Objective
-from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
-from atoll.islands.train import expert_learner, shards_of, train
+from atoll.islands.task import ExpertTask
+from atoll.islands.train import expert_task, shards_of, train
 from atoll.models.accounting import account
 from atoll.models.dit import DiTConfig
 from atoll.models.kernel_check import fuse
 from atoll.models.presets import preset
-from atoll.training.execution import Execution, autocast
-from atoll.training.loop import Progress
-from atoll.training.machines import GIB, stay_within, this_gpu
-from atoll.training.memory import footprint, images_per_s
-from atoll.training.recipe import Training
+from atoll.training.compute import ComputeConfig
+from atoll.training.config import TrainConfig
+from atoll.training.loop import Progress, prepare_blocks
+from atoll.training.memory import GIB, footprint, images_per_s, this_machine
 from atoll.training.resources import Resources
-from atoll.training.step import arrange
 from provenance import commit
 
 JOBS = (
@@ -128,8 +126,8 @@ def machine() -> dict[str, Any]:
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name() if there else None, "torch": torch.__version__}
     found["commit"] = commit()
     if there:
-        gpu = this_gpu(torch.device("cuda"))
-        found |= {"stated_tflops": round(gpu.tflops, 1), "stated_gb_per_s": round(gpu.bandwidth, 1)}
+        gpu = this_machine("cuda")
+        found |= {"stated_tflops": round(gpu.tflops, 1)}
         found |= {"memory_gib": round(gpu.memory, 1), "commit": found["commit"]}
     return found
 
@@ -183,7 +181,7 @@ def make_order(work: Path, name: str, config: DiTConfig, batch: int, samples: in
         shards=(ShardRef(path=str(path.relative_to(work / name)), sha256=sha256_file(path), split="train"),),
         architecture=config,
         objective=Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal()),
-        training=Training(images=100_000_000, batch=batch, learning_rate=1e-4, ema_images=222_000, seed=0),
+        training=TrainConfig(images=100_000_000, batch=batch, learning_rate=1e-4, ema_images=222_000, seed=0),
     )
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(order.to_bytes())
@@ -283,7 +281,7 @@ def measure_train(
     seconds = (0.1 if smoke else 90.0) if checkpoints else None  # the first falls after the steps that are timed
     with contextlib.suppress(Enough):
         train(order_place, out, resources=resources, checkpoint_seconds=seconds, watch=watch)
-    execution = Execution.model_validate_json((out / "state" / "execution.json").read_bytes())
+    execution = ComputeConfig.model_validate_json((out / "state" / "compute.json").read_bytes())
     gaps = torch.tensor(watch.moments[steps[0] : -1]).diff()  # the last step waits for all that are under way
     result: dict[str, Any] = {
         "images_per_s": round(watch.rate, 1),
@@ -302,12 +300,11 @@ def measure_train(
             "slowest_steps_ms": [round(1e3 * gap, 1) for gap in later.sort(descending=True).values[:4].tolist()],
         }
     if not smoke:
-        stay_within(torch.device("cuda", 0), None)  # what follows is no part of the training
         cost = account(order.architecture)
         batch = order.training.batch
-        predicted = images_per_s(cost, this_gpu(torch.device("cuda")), execution, batch)
+        predicted = images_per_s(cost, this_machine("cuda"), execution, batch)
         result["predicted"] = {
-            "memory_gib": round(footprint(cost, execution, batch, samples_of(order_place).nbytes()), 2),
+            "memory_gib": round(footprint(cost, execution, batch), 2),
             "images_per_s": round(predicted, 1),
         }
     return result
@@ -327,15 +324,15 @@ def measure_bare(order_place: Path, smoke: bool, *, plain: bool) -> dict[str, An
     device = torch.device("cpu" if smoke else "cuda")
     learner, batch = learner_and_batch(order_place, device)
     fuse(learner.network, not plain)
-    execution = Execution(
-        device=device.type, precision="float32" if smoke else "bfloat16", compiling="none" if smoke else "blocks"
+    execution = ComputeConfig(
+        device=device.type, precision="float32" if smoke else "bfloat16", compile="none" if smoke else "blocks"
     )
-    arrange(learner.network, execution)
+    prepare_blocks(learner.network, execution)
     optimizer = torch.optim.AdamW(learner.network.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
     size = learner.order.training.batch
 
     def step() -> None:
-        with autocast(execution):
+        with execution.autocast():
             loss = learner.loss(learner.network, batch).sum() / size
         loss.backward()
         optimizer.step()
@@ -347,14 +344,13 @@ def measure_bare(order_place: Path, smoke: bool, *, plain: bool) -> dict[str, An
     return result
 
 
-def learner_and_batch(order_place: Path, device: torch.device) -> tuple[ExpertLearner, dict[str, Tensor]]:
+def learner_and_batch(order_place: Path, device: torch.device) -> tuple[ExpertTask, dict[str, Tensor]]:
     order, run_folder = read_order(order_place)
     shards = {split: shards_of(order, run_folder, split) for split in ("train", "validation")}
-    learner = expert_learner(order, shards, None, device.type)
-    learner.samples = shards["train"].to(device)
+    learner = expert_task(order, shards, None, device.type)
     learner.network.to(device)
     size = order.training.batch
-    drawn = learner.draw(0, size, slice(0, size))
+    drawn = learner.batch(0, size, slice(0, size))
     return learner, {name: value.to(device) for name, value in drawn.items()}
 
 

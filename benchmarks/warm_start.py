@@ -31,7 +31,7 @@ import io
 import json
 import tempfile
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,6 @@ from atoll.data.stream import sample_order
 from atoll.diffusion import (
     Bridge,
     Condition,
-    Corruption,
     DDPMBetas,
     Denoiser,
     Kind,
@@ -54,14 +53,14 @@ from atoll.diffusion import (
     NetworkDenoiser,
     Objective,
     fixed_times,
+    squared_error,
     velocity_error,
 )
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.tiny_autoencoder import TinyAutoencoder
-from atoll.training.execution import Execution, autocast
-from atoll.training.loop import fit
-from atoll.training.packing import Batch
-from atoll.training.recipe import Training
+from atoll.training.compute import ComputeConfig
+from atoll.training.config import TrainConfig
+from atoll.training.loop import Batch, fit
 from atoll.training.seeds import generator
 
 CLASSES = 200
@@ -69,14 +68,13 @@ HALF = CLASSES // 2
 DDPM = Objective(schedule=DDPMBetas("linear"), kind=Kind.EPSILON)
 FLOW = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY, density=LogitNormal())
 ARMS = ("random", "hddm", "modulation", "fitted", "bridge", "classic")
-COEFFICIENTS = tuple(field.name for field in fields(Corruption))
 
 
 @dataclass(frozen=True)
 class Plan:
     """One benchmark run; everything is counted in images."""
 
-    training: Training = Training(
+    training: TrainConfig = TrainConfig(
         images=1_500_000, batch=512, learning_rate=3e-4, warmup_images=50_000, ema_images=100_000, seed=0
     )  # of every arm; of the old network too, but for its images
     pretrain_images: int = 2_000_000
@@ -90,11 +88,11 @@ class Plan:
 
 
 SMOKE = Plan(
-    training=Training(images=1600, batch=32, learning_rate=3e-4, warmup_images=320, ema_images=800, seed=0),
+    training=TrainConfig(images=1600, batch=32, learning_rate=3e-4, warmup_images=320, ema_images=800, seed=0),
     pretrain_images=3200, width=32, depth=2, heads=2, validation_images=64, validation_times=4,
 )  # fmt: skip
-CPU = Execution()
-GPU = Execution(device="cuda", precision="bfloat16", compiling="graph", samples="device")
+CPU = ComputeConfig()
+GPU = ComputeConfig(device="cuda", precision="bfloat16", compile="cuda-graph")
 
 
 def main() -> None:
@@ -207,39 +205,37 @@ def architecture(plan: Plan, variant: str) -> DiTConfig:
 
 @dataclass
 class ArmLearner:
-    """A network trained on for an objective; a `Learner` of training/step.py. Its samples are on the device."""
+    """A network trained on for an objective; a `Task` of training/loop.py. Its samples are on the device."""
 
     plan: Plan
     start: ImportedNetwork
     network: DiT
     objective: Objective
-    training: Training
+    training: TrainConfig
     data: Latents
     held: Latents | None
 
-    def draw(self, images: int, batch: int, part: slice) -> Batch:
+    def batch(self, images: int, size: int, part: slice) -> Batch:
         """Rows `part` of the batch that follows `images` seen, as an island draws it: row numbers, eps, t."""
         seed = self.training.seed
-        rows = sample_order(len(self.data.labels), seed, images, batch)
+        rows = sample_order(len(self.data.labels), seed, images, size)
         numbers = generator(seed, "batch", images)
-        strata, dropout = torch.rand(2, batch, generator=numbers, dtype=torch.float64)
-        t = self.objective.times((torch.randperm(batch, generator=numbers) + strata) / batch)[part]
-        at = self.objective.at(t).to(dtype=torch.float32)
+        strata, dropout = torch.rand(2, size, generator=numbers, dtype=torch.float64)
+        t = self.objective.times((torch.randperm(size, generator=numbers) + strata) / size)[part]
         return {
             "row": rows[part],
             "dropped": dropout[part] < self.training.condition_dropout,
-            "eps": torch.randn(batch, *self.data.values.shape[1:], generator=numbers)[part],
+            "eps": torch.randn(size, *self.data.values.shape[1:], generator=numbers)[part],
             "t": t,
-            **{name: getattr(at, name) for name in COEFFICIENTS},
         }
 
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         """The objective's loss per sample [B]; of a network that kept another process, through the bridge."""
         x0, labels = self.data.values[batch["row"]], self.data.labels[batch["row"]]
-        at = Corruption(*(batch[name] for name in COEFFICIENTS))
         condition = Condition(labels=labels, dropped=batch["dropped"])
-        answer = self._learned(network)(at.noisy(x0, batch["eps"]), batch["t"], condition)
-        return at.loss(answer.value, x0, batch["eps"])
+        x_t, target, weight = self.objective.corrupt(x0, batch["eps"], batch["t"])
+        error = squared_error(self._learned(network)(x_t, batch["t"], condition).value, target)
+        return weight.to(error.dtype) * error
 
     def _learned(self, network: nn.Module) -> Denoiser:
         denoiser = self._denoiser(network)
@@ -251,7 +247,7 @@ class ArmLearner:
         return NetworkDenoiser(network, self.start.schedule, self.start.kind, self.start.config.time_scale)
 
     @torch.no_grad()
-    def measure(self, execution: Execution) -> dict[str, float]:
+    def report(self, images: int, execution: ComputeConfig) -> dict[str, float]:
         """The yardstick, where there are samples to take it on."""
         if self.held is None:
             return {}
@@ -260,10 +256,10 @@ class ArmLearner:
 
 def train(
     plan: Plan,
-    execution: Execution,
+    execution: ComputeConfig,
     start: ImportedNetwork,
     objective: Objective,
-    training: Training,
+    training: TrainConfig,
     data: Latents,
     held: Latents | None,
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
@@ -271,15 +267,15 @@ def train(
     network = DiT(start.config).to(execution.device)
     network.load_state_dict({name: value.to(execution.device) for name, value in start.weights.items()}, strict=True)
     learner = ArmLearner(plan, start, network, objective, training, data, held)
-    first = {"images": 0, **learner.measure(execution)}
+    first = {"images": 0, **learner.report(0, execution)}
     with tempfile.TemporaryDirectory() as state:
-        fitted = fit(learner, training, execution, Path(state), identity={}, whose="arm")
+        fitted = fit(learner, training, execution, Path(state), identity={}, what="arm")
     weights = {name: value.to("cpu", copy=True) for name, value in fitted.state.averaged_weights().items()}
     kept = ("images", "yardstick")
     return weights, [{name: row[name] for name in kept} for row in (first, *fitted.rows) if "yardstick" in row]
 
 
-def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents, execution: Execution) -> float:
+def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents, execution: ComputeConfig) -> float:
     """Mean squared error of the bridged velocity at fixed (image, t, noise); each image at one of the times."""
     bridge = Bridge(denoiser, limit=plan.limit)
     device, batch = held.values.device, plan.training.batch
@@ -291,7 +287,7 @@ def yardstick(denoiser: NetworkDenoiser, plan: Plan, held: Latents, execution: E
     for shift in range(4):  # every image at four of the times
         for rows in torch.arange(count, device=device).split(batch):
             t = times[(rows * 5 + shift * 4 + rows // plan.validation_times) % len(times)]
-            with autocast(execution):
+            with execution.autocast():
                 condition = Condition(labels=held.labels[rows], dropped=torch.zeros_like(rows, dtype=torch.bool))
                 errors.append(velocity_error(bridge, held.values[rows], eps[rows], t, condition))
     return float(torch.cat(errors).mean())
@@ -403,7 +399,7 @@ def summary(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def write(out: Path, plan: Plan, execution: Execution, results: list[dict]) -> None:
+def write(out: Path, plan: Plan, execution: ComputeConfig, results: list[dict]) -> None:
     record = {
         "plan": vars(plan) | {"training": plan.training.model_dump()},
         "execution": execution.model_dump(),

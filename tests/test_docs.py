@@ -17,13 +17,13 @@ from atoll.cli import main
 from atoll.registry.status import stages
 from atoll.registry.versions import History
 from atoll.sampling import Sampling
-from atoll.training.execution import Execution
+from atoll.training.compute import ComputeConfig
 from late_story import small, story, tell
 from pages import DOCS
 
 
 def test_training_md_lists_every_setting_of_an_execution() -> None:
-    expected = [row_of(name) for name in Execution.model_fields]
+    expected = [row_of(name) for name in ComputeConfig.model_fields]
     assert rows_below("training.md", "| setting |") == expected, "docs/training.md should have\n" + "\n".join(expected)
 
 
@@ -43,7 +43,7 @@ def rows_below(page: str, head: str) -> list[str]:
 
 
 def row_of(name: str) -> str:
-    field = Execution.model_fields[name]
+    field = ComputeConfig.model_fields[name]
     default = "none" if field.default is None else field.default
     values = "a number" if field.annotation in (int, int | None) else "a name"
     if get_origin(field.annotation) is Literal:

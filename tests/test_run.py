@@ -33,11 +33,11 @@ from atoll.pipeline.sizing import (
     size_run,
 )
 from atoll.registry.versions import open_ensemble
-from atoll.training.machines import Machine
+from atoll.training.memory import Machine
 from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
 
-TWO_CORES = Machine(8, 0.08, 10, bfloat16=False, kind="cpu", cores=2)
+TWO_CORES = Machine(8, 0.08, bfloat16=False, kind="cpu", cores=2)
 GPU = Machine(24, 165, 1008)
 
 

@@ -82,7 +82,7 @@ def test_an_unfinished_or_refused_expert_keeps_no_other_out(
     assert refused.value.code == 2
     printed = capsys.readouterr()
     assert "already admitted: cluster 3" in printed.out
-    assert "is not finished, its last checkpoint is after 4,096 images" in printed.err
+    assert "is not finished; give its" in printed.err
     assert "nowhere: holds no finished expert" in printed.err
     assert "2 of 3 were not admitted, for the reasons above; the others are in" in printed.err
 

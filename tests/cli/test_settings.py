@@ -23,7 +23,7 @@ from atoll.models.router import RouterConfig
 from atoll.planning.recipes import DIGITS, RECIPES, PlanConfig, recipe
 from atoll.router.recipes import router_network, router_training
 from atoll.router.train import RouterPlan
-from atoll.training.recipe import Training
+from atoll.training.config import TrainConfig
 
 LATENT = (3, 32, 32)
 
@@ -129,7 +129,7 @@ def test_file_then_options_then_set(tmp_path: Path) -> None:
     class Stage(BaseModel):
         size: int | None = Field(64, description="side of the images")
         kind: Literal["a", "b"] = Field("a", description="which one")
-        training: Training = Training(images=10, batch=2, learning_rate=1.0, ema_images=1, seed=0)
+        training: TrainConfig = TrainConfig(images=10, batch=2, learning_rate=1.0, ema_images=1, seed=0)
 
     found: list[Settings] = []
     app = typer.Typer()

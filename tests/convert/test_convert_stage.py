@@ -30,7 +30,7 @@ from atoll.diffusion import Bridge, Condition, DDPMBetas, Kind, LinearFlow, Netw
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, ShardRef
 from atoll.models.dit import DiTConfig
-from atoll.training.recipe import Training
+from atoll.training.config import TrainConfig
 
 
 def save(folder: Path, form: Form) -> Path:
@@ -270,7 +270,7 @@ def test_a_warm_start_for_an_order(tmp_path: Path, capsys: pytest.CaptureFixture
             latent=(4, SIDE, SIDE), patch=2, width=32, depth=3, heads=2, condition="words", vocabulary=2
         ),
         objective=Objective(schedule=LinearFlow(), kind=Kind.VELOCITY),
-        training=Training(images=100, batch=10, learning_rate=1e-3, ema_images=10, seed=0),
+        training=TrainConfig(images=100, batch=10, learning_rate=1e-3, ema_images=10, seed=0),
     )
     (tmp_path / "03.json").write_bytes(order.to_bytes())
     arguments = [

@@ -47,8 +47,8 @@ from atoll.islands.expert import load_expert
 from atoll.mixture.mixture import Denoisers, Mixture, Rows
 from atoll.registry.versions import place_of
 from atoll.runtime.pool import ExpertPool
-from atoll.training.machines import GIB
-from atoll.training.recipe import Training
+from atoll.training.config import TrainConfig
+from atoll.training.memory import GIB
 from atoll.training.resources import Resources
 from atoll.training.seeds import batch_numbers
 from closed_form import ExactDenoiser, ExactRouter
@@ -69,7 +69,7 @@ STUDENTS = [
     (LinearFlow(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
-TRAINING = Training(images=4096, batch=100, learning_rate=1e-3, ema_images=100, seed=3)
+TRAINING = TrainConfig(images=4096, batch=100, learning_rate=1e-3, ema_images=100, seed=3)
 
 
 def exact_teachers() -> list[Denoiser]:
@@ -362,9 +362,8 @@ def test_samples_without_a_caption_are_not_taken_for_those_whose_caption_was_dro
     lessons = data_school(teachers, told, Desk.at(Resources("cpu"), tiny_demo / "nowhere")).lessons
     assert isinstance(lessons, DataLessons)
     before, shards = lessons.draw(0, 96, slice(0, 96)), lessons.clustered.shards
-    pick = shards.pick
-    without = {"dropped": torch.ones(96, dtype=torch.bool)}
-    monkeypatch.setattr(shards, "pick", lambda rows, u: pick(rows, u) | without)
+    condition = shards.condition
+    monkeypatch.setattr(shards, "condition", lambda rows, u: condition(rows, u).null())
     after = lessons.draw(0, 96, slice(0, 96))
     assert after["dropped"].all()
     assert not before["dropped"].all()

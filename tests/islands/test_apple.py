@@ -15,10 +15,10 @@ from torch import Tensor
 from apple_device import APPLE, AppleDevice, NoFloat64
 from atoll.diffusion import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Objective
 from atoll.diffusion.schedule import _ddpm_log_snr_on
-from atoll.islands.learning import ExpertLearner
-from atoll.training.execution import Execution
-from atoll.training.feed import Feed
-from tiny_orders import tiny_learner, tiny_order
+from atoll.islands.task import ExpertTask
+from atoll.training.compute import ComputeConfig
+from atoll.training.loop import on_device
+from tiny_orders import tiny_order, tiny_task
 
 OBJECTIVES = [
     Objective(schedule=LinearFlow(), kind=Kind.VELOCITY),
@@ -33,27 +33,27 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_order(tmp_path_factory.mktemp("run"), validation=4)
 
 
-def learner_of(order: Path, objective: Objective) -> ExpertLearner:
+def task_of(order: Path, objective: Objective) -> ExpertTask:
     """As if trained a while, for another objective than its order's."""
-    learner = tiny_learner(order)
+    task = tiny_task(order)
     numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in learner.network.parameters():
+        for parameter in task.network.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=numbers))
-    card = learner.card.model_copy(update={"schedule": objective.schedule, "kind": objective.kind})
-    return replace(learner, order=learner.order.model_copy(update={"objective": objective}), card=card)
+    card = task.card.model_copy(update={"schedule": objective.schedule, "kind": objective.kind})
+    return replace(task, order=task.order.model_copy(update={"objective": objective}), card=card)
 
 
-def answers(learner: ExpertLearner, device: torch.device) -> tuple[Tensor, Tensor, float]:
+def answers(task: ExpertTask, device: torch.device) -> tuple[Tensor, Tensor, float]:
     """Losses of a batch that came through the feed, a gradient, and the validation loss."""
-    there = replace(learner, network=deepcopy(learner.network).to(device))
-    _, batch = next(Feed(lambda _: there.draw(64, 8, slice(0, 8)), device).stream(0))
+    there = replace(task, network=deepcopy(task.network).to(device))
+    batch = on_device(there.batch(64, 8, slice(0, 8)), device)
     loss = there.loss(there.network, batch)
     loss.sum().backward()
     gradient = there.network.patches.project.weight.grad
     assert gradient is not None
     assert {loss.device, gradient.device} == {device}
-    val_loss = there.measure(Execution(micro_batch=8))["val_loss"]
+    val_loss = there.report(64, ComputeConfig(micro_batch=8))["val_loss"]
     return loss.detach().cpu(), gradient.cpu(), val_loss
 
 
@@ -66,12 +66,12 @@ def test_it_learns_there_what_it_learns_on_a_cpu(
         process = subprocess.run(alone, cwd=request.config.rootpath, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stdout
         return
-    learner = learner_of(order, objective)
-    loss, gradient, val_loss = answers(learner, torch.device("cpu"))
+    task = task_of(order, objective)
+    loss, gradient, val_loss = answers(task, torch.device("cpu"))
     monkeypatch.setattr("atoll.diffusion.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
     _ddpm_log_snr_on.cache_clear()
     with AppleDevice():
-        apples_loss, apples_gradient, apples_val_loss = answers(learner, APPLE)
+        apples_loss, apples_gradient, apples_val_loss = answers(task, APPLE)
     _ddpm_log_snr_on.cache_clear()
     torch.testing.assert_close(apples_loss, loss, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(apples_gradient, gradient, rtol=1e-2, atol=1e-3 * gradient.abs().max().item())
@@ -80,6 +80,6 @@ def test_it_learns_there_what_it_learns_on_a_cpu(
 
 def test_without_narrowing_it_would_fail(order: Path) -> None:
     """What the test above relies on: the drawn times are float64, and the stand-in has none."""
-    learner = learner_of(order, OBJECTIVES[0])
+    task = task_of(order, OBJECTIVES[0])
     with AppleDevice(), pytest.raises(NoFloat64):
-        answers(learner, APPLE)
+        answers(task, APPLE)

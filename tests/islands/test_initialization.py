@@ -11,8 +11,8 @@ import torch
 from atoll.artifacts import Artifact, UserError
 from atoll.diffusion import Condition, Kind, LinearFlow, velocity_error
 from atoll.islands.expert import load_expert
-from atoll.islands.learning import as_learned
 from atoll.islands.order import Order, read_order
+from atoll.islands.task import as_learned
 from atoll.islands.train import train
 from atoll.training.resources import Resources
 from runs import resealed

@@ -19,9 +19,11 @@ import torch
 from atoll.artifacts import Artifact, find
 from atoll.islands.expert import load_expert
 from atoll.islands.train import train
+from atoll.router.card import load_router
+from atoll.training import StopRequested
 from atoll.training.loop import Progress
 from atoll.training.resources import Resources
-from atoll.training.stopping import StopRequested
+from runs import ATOLL
 from tiny_orders import tiny_order
 
 pytestmark = pytest.mark.timeout(240)
@@ -44,9 +46,13 @@ def alone(order: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 def start(order: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    return start_two(["train", str(order)], out, *more)
+
+
+def start_two(verb: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
     """Two processes in a process group of their own, so that all of them can be ended."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "atoll", "train", str(order), "--out", str(out), "--device", "cpu", *more]
+    command += ["-m", "atoll", *verb, "--out", str(out), "--device", "cpu", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -168,3 +174,20 @@ def test_a_users_mistake_ends_every_process(order: Path, tmp_path: Path) -> None
     assert process.returncode != 0
     assert "--set: warp" in errors
     assert not (tmp_path / "expert").exists()
+
+
+def test_two_processes_train_a_router(planned: Path, tmp_path: Path) -> None:
+    """One writes it and prints; the router is that of one process, but for the rounding of sums."""
+    short = [f"--set=training.{name}" for name in ("images=513", "batch=32", "ema_images=64", "warmup_images=0")]
+    plan = ["router", str(planned), *short, "--set=accuracy_times=2"]
+    process = start_two(plan, tmp_path / "two")
+    output, errors = end(process)
+    assert process.returncode == 0, errors
+    assert output.count("router ") == 1, "only one of them prints where it lies"
+    subprocess.run([*ATOLL, *plan, "--out", str(tmp_path / "one"), "--device", "cpu"], check=True)
+    two, one = (load_router(tmp_path / name) for name in ("two", "one"))
+    for mine, other in zip(two.network.parameters(), one.network.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=2e-4)
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
+    again = start_two(plan, tmp_path / "two")
+    assert end(again)[0].count("already there") == 1

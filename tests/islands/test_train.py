@@ -22,16 +22,16 @@ from atoll.data.index import split_of
 from atoll.data.prepare import prepare
 from atoll.diffusion import Kind
 from atoll.islands.expert import load_expert
-from atoll.islands.launch import Island, hand_out, images_seen
-from atoll.islands.learning import ExpertLearner
+from atoll.islands.launch import Island, hand_out, logged_images
 from atoll.islands.order import Order, read_order
-from atoll.islands.train import expert_learner, shards_of, train
+from atoll.islands.task import ExpertTask
+from atoll.islands.train import expert_task, shards_of, train
 from atoll.partition.config import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
+from atoll.training import StopRequested
 from atoll.training.loop import Progress
 from atoll.training.resources import Resources
-from atoll.training.stopping import StopRequested
 from image_forms import CONFIG, folder, pictures
 from runs import ATOLL, atoll
 
@@ -102,7 +102,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert"), "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     island = Island("00", planned / "orders" / "00.json", tmp_path / "expert", tmp_path / "errors.txt", images=0)
-    while images_seen(island) == 0:
+    while logged_images(island.expert) == 0:
         time.sleep(0.01)
     process.send_signal(number)
     _, errors = process.communicate()
@@ -115,7 +115,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
 def test_how_far_an_island_is_comes_from_the_last_line_that_says_so(tmp_path: Path) -> None:
     island = Island("00", tmp_path / "00.json", tmp_path / "expert", tmp_path / "errors.txt", images=100)
-    assert images_seen(island) == 0, "no log yet"
+    assert logged_images(island.expert) == 0, "no log yet"
     island.expert.mkdir()
     log = island.expert / "log.jsonl"
     for line, images in (
@@ -126,7 +126,7 @@ def test_how_far_an_island_is_comes_from_the_last_line_that_says_so(tmp_path: Pa
     ):
         with log.open("a") as stream:
             stream.write(line)
-        assert images_seen(island) == images
+        assert logged_images(island.expert) == images
 
 
 def test_a_stop_in_the_middle_resumes_bit_for_bit_in_process(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
@@ -259,15 +259,15 @@ exec {sys.executable} -m atoll train {island.order} --out {island.expert} --quie
     assert find(planned / "partition") is not None, "the run was hidden only inside the namespace"
 
 
-def learner_of(planned: Path, order_name: str = "00") -> ExpertLearner:
+def task_of(planned: Path, order_name: str = "00") -> ExpertTask:
     order, run = read_order(planned / "orders" / f"{order_name}.json")
     shards = {split: shards_of(order, run, split) for split in ("train", "validation")}
-    return expert_learner(order, shards, None, "cpu")
+    return expert_task(order, shards, None, "cpu")
 
 
 def test_batches_are_a_pure_function_of_seed_and_images_seen(planned: Path) -> None:
-    learner = learner_of(planned)
-    first, again, other = (learner.draw(images, 32, slice(0, 32)) for images in (64, 64, 96))
+    task = task_of(planned)
+    first, again, other = (task.batch(images, 32, slice(0, 32)) for images in (64, 64, 96))
     assert all(torch.equal(value, again[name]) for name, value in first.items())
     assert not torch.equal(first["eps"], other["eps"])
     assert not torch.equal(first["x0"], other["x0"])
@@ -275,29 +275,17 @@ def test_batches_are_a_pure_function_of_seed_and_images_seen(planned: Path) -> N
 
 def test_parts_of_a_batch_are_the_batch(planned: Path) -> None:
     """Whoever draws a part gets what whoever draws all of it has there: so a team of any size sees the same images."""
-    learner = learner_of(planned)
-    whole = learner.draw(64, 32, slice(0, 32))
-    parts = [learner.draw(64, 32, slice(start, end)) for start, end in ((0, 10), (10, 21), (21, 32))]
+    task = task_of(planned)
+    whole = task.batch(64, 32, slice(0, 32))
+    parts = [task.batch(64, 32, slice(start, end)) for start, end in ((0, 10), (10, 21), (21, 32))]
     for name, value in whole.items():
         assert torch.equal(value, torch.cat([part[name] for part in parts])), name
 
 
-def test_samples_on_a_device_are_those_in_the_shards(planned: Path) -> None:
-    learner = learner_of(planned)
-    here = learner.draw(64, 32, slice(0, 32))
-    there = replace(learner, samples=learner.samples.to(torch.device("cpu")))
-    sent = there.draw(64, 32, slice(0, 32))
-    assert "x0" not in sent, "what lies on the device does not travel"
-    latents, condition = there.samples.fetch(sent)
-    assert torch.equal(latents, here["x0"])
-    assert all(torch.equal(value, here[name]) for name, value in condition.tensors().items())
-    assert torch.equal(learner.loss(learner.network, here), there.loss(learner.network, sent))
-
-
 def test_times_are_stratified(planned: Path) -> None:
-    learner = learner_of(planned)
-    t = learner.draw(0, 32, slice(0, 32))["t"]
-    uniform = learner.order.objective.density.name == "uniform"
+    task = task_of(planned)
+    t = task.batch(0, 32, slice(0, 32))["t"]
+    uniform = task.order.objective.density.name == "uniform"
     counts = (
         torch.histc(t.float(), 32, 0, 1)
         if uniform

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from atoll.planning import plan, read_islands, recipe
 from atoll.planning.assign import Option, match, plan_job
 from atoll.planning.islands import Island
 from atoll.planning.recipes import OBJECTIVES, PlanConfig
-from atoll.training.execution import Execution
-from atoll.training.machines import GPUS, MACHINES, Machine, bandwidth_for, machine_named
-from atoll.training.memory import USABLE
+from atoll.training.compute import ComputeConfig
+from atoll.training.memory import GPUS, MACHINES, USABLE, Machine, machine_named
 
 
 def islands_file(tmp_path: Path, *islands: str) -> Path:
@@ -47,7 +45,9 @@ def test_orders_follow_from_the_islands(
     for order, job in zip(orders, jobs, strict=True):
         assert job["memory_gib"] <= USABLE * islands[job["island"]].machine.memory
         assert order.training.batch % job["micro_batch"] == 0
-        assert not {*Execution.model_fields} & {*order.training.model_dump()}  # how to compute is no order's business
+        assert not {*ComputeConfig.model_fields} & {
+            *order.training.model_dump()
+        }  # how to compute is no order's business
         assert order.training.images == job["images"] <= recipe("small").training.images
         assert order.training.images % order.training.batch == 0
         assert job["precision"] == ("float32" if job["island"] == "shed" else "bfloat16")
@@ -72,7 +72,6 @@ def test_the_largest_network_that_fits_and_gets_done() -> None:
             1,
             0,
             options,
-            samples=0,
             build=lambda network: DiTConfig(latent=(4, 32, 32), **network.model_dump()),
         )
         assert config.training.images == job.images
@@ -112,18 +111,16 @@ def test_eight_bit_moments_are_in_the_islands_file(run: Path, tmp_path: Path, mo
 def test_a_machine_is_what_its_gpu_has_or_its_owner_gives() -> None:
     known = Island(name="a", gpu="RTX 4090", hours=1)
     assert known.machine == GPUS["RTX 4090"]
-    assert Island(name="a", gpu="RTX 4090", hours=1, memory=20, bandwidth=900).machine == Machine(20, 165, 900)
-    assert Island(name="a", memory=12, tflops=30, hours=1).machine == Machine(12, 30, bandwidth_for(30))
-    assert Island(name="a", memory=12, tflops=30, bandwidth=400, hours=1, bfloat16=False).machine == Machine(
-        12, 30, 400, bfloat16=False
-    )
+    assert Island(name="a", gpu="RTX 4090", hours=1, memory=20, tflops=150).machine == Machine(20, 150)
+    shed = Island(name="a", memory=12, tflops=30, hours=1, bfloat16=False)
+    assert shed.machine == Machine(12, 30, bfloat16=False)
 
 
 def test_clusters_are_shared_by_strength_and_each_island_has_one_first() -> None:
     big, little = (Island(name=n, memory=m, tflops=t, hours=10) for n, m, t in (("big", 80, 300), ("little", 24, 100)))
     taken = [island.name for island in match([big, little], [100] * 8).values()]
     assert (taken.count("big"), taken.count("little")) == (6, 2)
-    islands = [Island(name=name, gpu=gpu, hours=10) for name, gpu in (("a", "H200"), ("b", "T4"), ("c", "M1"))]
+    islands = [Island(name=name, gpu=gpu, hours=10) for name, gpu in (("a", "H200"), ("b", "T4"), ("c", "Apple"))]
     assert {i.name for i in match(islands, [9, 9, 9]).values()} == {"a", "b", "c"}
     names = [i.name for i in match(islands, [9, 9, 9, 9, 9]).values()]
     assert sorted(set(names)) == ["a", "b", "c"]
@@ -172,24 +169,11 @@ def test_a_bad_file_is_one_line(text: str | None, words: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("written", "known", "memory"),
-    [
-        ("rtx4090", "RTX 4090", 24),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
-        ("4090", "RTX 4090", 24),
-        ("A100 40GB", "A100-40GB", 40),
-        ("A100-SXM4-80GB", "A100-80GB", 80),
-        ("a100", "A100-40GB", 40),
-        ("T4 16 GB", "T4", 16),
-        ("Tesla T4", "T4", 16),
-        ("RTX 3060 8GB", "RTX 3060", 8),
-        ("RTX A6000", "A6000", 48),
-        ("Apple M2 Max 64GB", "M2 Max", 64),
-        ("m1", "M1", 8),
-    ],
+    ("written", "known"),
+    [("rtx4090", "RTX 4090"), ("4090", "RTX 4090"), ("a100 40gb", "A100-40GB"), ("t4", "T4"), ("apple", "Apple")],
 )
-def test_machines_as_people_write_them(written: str, known: str, memory: float) -> None:
-    assert machine_named(written) == replace(MACHINES[known], memory=memory)
+def test_machines_are_known_however_they_are_spaced(written: str, known: str) -> None:
+    assert machine_named(written) == MACHINES[known]
 
 
 def test_every_machine_is_named_in_the_help() -> None:

@@ -9,16 +9,16 @@ import torch
 from atoll.data.shards import write_shard
 from atoll.data.space import LatentConfig
 from atoll.diffusion import Kind, LinearFlow, Objective
-from atoll.islands.learning import ExpertLearner
 from atoll.islands.order import Order, ShardRef, read_order
-from atoll.islands.train import expert_learner, shards_of
+from atoll.islands.task import ExpertTask
+from atoll.islands.train import expert_task, shards_of
 from atoll.models.dit import DiTConfig
-from atoll.training.recipe import Training
+from atoll.training.config import TrainConfig
 
 LATENT = (2, 8, 8)
 CLASSES = 3
 NETWORK = DiTConfig(latent=LATENT, patch=2, width=64, depth=2, heads=2, condition="labels", classes=CLASSES)
-TRAINING = Training(
+TRAINING = TrainConfig(
     images=2048, batch=32, learning_rate=2e-3, warmup_images=128, ema_images=256, condition_dropout=0.1, seed=0
 )
 
@@ -57,7 +57,7 @@ def tiny_order(
     return path
 
 
-def tiny_learner(order_path: Path, device: str = "cpu") -> ExpertLearner:
+def tiny_task(order_path: Path, device: str = "cpu") -> ExpertTask:
     """What an order's expert learns from, with fresh weights, before `fit` places it."""
     order, run = read_order(order_path)
-    return expert_learner(order, {s: shards_of(order, run, s) for s in ("train", "validation")}, None, device)
+    return expert_task(order, {s: shards_of(order, run, s) for s in ("train", "validation")}, None, device)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import TRAINING, ToyLearner, fitted, same
+from toys import TRAINING, ToyTask, fitted, same
 
+from apple_device import APPLE, AppleDevice
 from atoll.artifacts import UserError
-from atoll.training.checkpoints import saved_execution
-from atoll.training.execution import Execution
-from atoll.training.loop import MOST_SKIPPED, Progress
-from atoll.training.packing import Batch
-from atoll.training.stopping import StopRequested
+from atoll.training import StopRequested
+from atoll.training.checkpoint import saved_compute
+from atoll.training.compute import ComputeConfig
+from atoll.training.loop import AHEAD, MOST_SKIPPED, Batch, Progress, on_device, prefetched
 
 
 def test_it_learns_what_there_is_to_learn(tmp_path: Path) -> None:
@@ -30,7 +33,7 @@ def test_it_learns_what_there_is_to_learn(tmp_path: Path) -> None:
 def test_rows_are_the_mean_loss_of_their_steps_and_a_val_loss(tmp_path: Path) -> None:
     losses: list[Tensor] = []
 
-    class Telling(ToyLearner):
+    class Telling(ToyTask):
         def loss(self, network: nn.Module, batch: Batch) -> Tensor:
             found = super().loss(network, batch)
             losses.append(found.detach().mean())
@@ -47,7 +50,7 @@ def test_rows_are_the_mean_loss_of_their_steps_and_a_val_loss(tmp_path: Path) ->
 
 @pytest.mark.parametrize("images", [640, 100, 7, 16])
 def test_every_image_of_the_budget_is_seen_once_in_order(tmp_path: Path, images: int) -> None:
-    learner = ToyLearner()
+    learner = ToyTask()
     done = fitted(tmp_path, learner, TRAINING.model_copy(update={"images": images}))
     assert done.state.images == images
     starts = range(0, images, 16)
@@ -62,32 +65,26 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(tmp_path: Path, steps: int, ima
     unbroken = fitted(tmp_path / "unbroken", training=training)
     last = min(16 * steps, images)
 
-    class Told(ToyLearner):
-        def draw(self, images: int, batch: int, part: slice) -> Batch:
-            if images + batch == last:  # in the midst of a step, which is ended first
+    class Told(ToyTask):
+        def batch(self, images: int, size: int, rows: slice) -> Batch:
+            if images + size == last:  # in the midst of a step, which is ended first
                 os.kill(os.getpid(), signal.SIGTERM)
-            return super().draw(images, batch, part)
+            return super().batch(images, size, rows)
 
     with pytest.raises(StopRequested, match=f"after {last} images"):
         fitted(tmp_path / "broken", Told(), training)
-    learner = ToyLearner()
+    learner = ToyTask()
     assert same(fitted(tmp_path / "broken", learner, training), unbroken)
     assert [images for images, _ in learner.drawn] == list(range(last, images, 16))
 
 
-def test_signals_are_handled_as_before_afterwards(tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    fitted(tmp_path)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-class Failing(ToyLearner):
+class Failing(ToyTask):
     """Raises once from its loss, its measure or the optimizer."""
 
     def __init__(self, where: str, when: int, error: Callable[[], Exception]) -> None:
         super().__init__()
         self.where, self.when, self.error = where, when, error
-        self.calls = {"loss": 0, "measure": 0}
+        self.calls = {"loss": 0, "report": 0}
 
     def _called(self, where: str) -> None:
         self.calls[where] += 1
@@ -99,9 +96,9 @@ class Failing(ToyLearner):
         self._called("loss")
         return found
 
-    def measure(self, execution: Execution) -> dict[str, float]:
-        self._called("measure")
-        return super().measure(execution)
+    def report(self, images: int, compute: ComputeConfig) -> dict[str, float]:
+        self._called("report")
+        return super().report(images, compute)
 
 
 def no_memory() -> Exception:
@@ -121,14 +118,14 @@ def test_out_of_memory_at_the_first_step_halves_the_micro_batch(tmp_path: Path, 
 
     done = fitted(tmp_path / "broken", learner, watch=watch)
     assert notes == ["out of memory: micro-batch 8"]
-    assert done.execution.micro_batch == 8
-    assert saved_execution(tmp_path / "broken") == done.execution
+    assert done.compute.micro_batch == 8
+    assert saved_compute(tmp_path / "broken") == done.compute
     assert [row["images"] for row in done.rows] == [row["images"] for row in unbroken.rows]
     for name, value in unbroken.state.tensors().items():
         torch.testing.assert_close(done.state.tensors()[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("where", "when"), [("loss", 3), ("measure", 2)])
+@pytest.mark.parametrize(("where", "when"), [("loss", 3), ("report", 2)])
 def test_out_of_memory_later_is_one_line_and_the_same_call_resumes(tmp_path: Path, where: str, when: int) -> None:
     unbroken = fitted(tmp_path / "unbroken")
     with pytest.raises(UserError, match=r"out of memory on cpu after \d+ images: .* it resumes") as caught:
@@ -139,15 +136,15 @@ def test_out_of_memory_later_is_one_line_and_the_same_call_resumes(tmp_path: Pat
         assert torch.equal(done.state.tensors()[name], value)
 
 
-class Spoiled(ToyLearner):
+class Spoiled(ToyTask):
     """Not finite in some steps."""
 
     def __init__(self, steps: set[int]) -> None:
         super().__init__()
         self.steps = steps
 
-    def draw(self, images: int, batch: int, part: slice) -> Batch:
-        drawn = super().draw(images, batch, part)
+    def batch(self, images: int, size: int, rows: slice) -> Batch:
+        drawn = super().batch(images, size, rows)
         if images // 16 in self.steps:
             drawn["x"][0] = float("nan")
         return drawn
@@ -196,3 +193,69 @@ def test_gone_on_it_knows_the_val_loss_of_before(tmp_path: Path) -> None:
     seen: list[Progress] = []
     fitted(tmp_path, training=training, watch=seen.append)
     assert seen[0].val_loss is not None
+
+
+def test_state_left_as_found(tmp_path: Path) -> None:
+    """A training in a server or a notebook: thread count, random state and signal handlers stay as they were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    task, seen = ToyTask(), set()
+    state = torch.get_rng_state()
+    try:
+        fitted(tmp_path, task, watch=lambda _: seen.add(torch.get_num_threads()))
+        assert seen == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+def test_it_trains_outside_the_main_thread(tmp_path: Path) -> None:
+    """Where signal handlers cannot be set."""
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(fitted, tmp_path / "thread").result()
+    assert same(done, fitted(tmp_path / "main"))
+
+
+def test_batches_are_drawn_ahead_in_order_by_one_thread() -> None:
+    """A text encoder serves one thread: the tokenizers and lazily loaded weights behind it do not lock."""
+    inside, threads, drawn = threading.Semaphore(1), set(), []
+
+    def draw(number: int) -> Batch:
+        assert inside.acquire(blocking=False), "two batches were drawn at once"
+        threads.add(threading.get_ident())
+        time.sleep(0.002)
+        drawn.append(number)
+        inside.release()
+        return {"x": torch.full((2,), float(number))}
+
+    found = []
+    for batch in prefetched(draw, range(0, 100, 10), torch.device("cpu")):
+        found.append(batch["x"][0].item())
+        assert len(drawn) <= len(found) + AHEAD + 1
+    assert found == [float(number) for number in range(0, 100, 10)]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_a_batch_that_cannot_be_drawn_raises_in_the_loop() -> None:
+    def draw(number: int) -> Batch:
+        if number == 2:
+            raise ValueError("no such shard")
+        return {}
+
+    found = prefetched(draw, range(5), torch.device("cpu"))
+    assert [next(found), next(found)] == [{}, {}]
+    with pytest.raises(ValueError, match="no such shard"):
+        next(found)
+
+
+def test_float64_is_narrowed_where_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {"t": torch.rand(3, dtype=torch.float64), "row": torch.arange(3)}
+    monkeypatch.setattr("atoll.diffusion.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
+    with AppleDevice():
+        batch = on_device(drawn, APPLE)
+    assert {name: value.dtype for name, value in batch.items()} == {"t": torch.float32, "row": torch.int64}
+    assert on_device(drawn, torch.device("cpu"))["t"].dtype is torch.float64

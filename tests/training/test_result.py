@@ -17,7 +17,8 @@ from atoll.diffusion import Condition, Kind, LinearFlow
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
 from atoll.models.router import Router, RouterConfig
-from atoll.router.card import RouterCard, load_router, write_router
+from atoll.router.card import RouterCard, load_router, router_result
+from atoll.training.result import write_result
 from runs import resealed
 
 LATENT = (4, 8, 8)
@@ -70,7 +71,7 @@ def test_a_loaded_router_is_the_one_that_was_written(tmp_path: Path) -> None:
     config = RouterConfig(trunk=CONFIG, clusters=3)
     old = awake(Router(config)).eval()
     card = RouterCard(architecture=config, latent=SPACE, partition="", images=0)
-    write_router(tmp_path / "router", old.state_dict(), card, [], {}, config={}, parents={})
+    write_result(tmp_path / "router", "router", old.state_dict(), router_result(card, {}, {}), [], parents={})
     assert load_router(tmp_path / "router").network(*question()).equal(old(*question()))
 
 

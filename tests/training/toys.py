@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.training.execution import Execution
-from atoll.training.loop import Fitted, fit
-from atoll.training.packing import Batch
-from atoll.training.recipe import Training
+from atoll.training.compute import ComputeConfig
+from atoll.training.config import TrainConfig
+from atoll.training.loop import Batch, Fitted, fit
 from atoll.training.seeds import generator, seed_from
 
-TRAINING = Training(images=640, batch=16, learning_rate=0.05, ema_images=64, seed=5)
+TRAINING = TrainConfig(images=640, batch=16, learning_rate=0.05, ema_images=64, seed=5)
 
 
 class Toy(nn.Module):
@@ -36,33 +35,33 @@ def fresh(size: int = 4) -> Toy:
 
 
 @dataclass
-class ToyLearner:
+class ToyTask:
     """Learns a fixed linear map from noisy examples; remembers what it was asked for."""
 
     network: Toy = field(default_factory=fresh)
     drawn: list[tuple[int, int]] = field(default_factory=list)  # images seen, batch
     measured: int = 0
 
-    def draw(self, images: int, batch: int, part: slice) -> Batch:
-        self.drawn.append((images, batch))
+    def batch(self, images: int, size: int, rows: slice) -> Batch:
+        self.drawn.append((images, size))
         numbers = generator("toy", images)
-        x = torch.randn(batch, self.network.blocks[0].in_features, generator=numbers)
-        noise = 0.1 * torch.randn(batch, 3, generator=numbers)
-        return {"x": x[part], "y": (x[:, :3].flip(1) + noise)[part]}
+        x = torch.randn(size, self.network.blocks[0].in_features, generator=numbers)
+        noise = 0.1 * torch.randn(size, 3, generator=numbers)
+        return {"x": x[rows], "y": (x[:, :3].flip(1) + noise)[rows]}
 
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         return (network(batch["x"]) - batch["y"]).square().mean(1)
 
-    def measure(self, execution: Execution) -> dict[str, float]:
+    def report(self, images: int, compute: ComputeConfig) -> dict[str, float]:
         self.measured += 1
         return {"val_loss": float(next(self.network.parameters()).abs().sum())}
 
 
-def fitted(folder: Path, learner: ToyLearner | None = None, training: Training = TRAINING, **settings: Any) -> Fitted:
-    """`fit` on a toy; settings are fit's, `execution` among them."""
-    execution = settings.pop("execution", Execution())
-    defaults = {"identity": {"toy": 1}, "whose": "toy"}
-    return fit(learner or ToyLearner(), training, execution, folder, **{**defaults, **settings})
+def fitted(folder: Path, task: ToyTask | None = None, training: TrainConfig = TRAINING, **settings: Any) -> Fitted:
+    """`fit` on a toy; settings are fit's, `compute` among them."""
+    compute = settings.pop("compute", ComputeConfig())
+    defaults = {"identity": {"toy": 1}, "what": "toy"}
+    return fit(task or ToyTask(), training, compute, folder, **{**defaults, **settings})
 
 
 def same(one: Fitted, other: Fitted) -> bool:

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..artifacts import AtollWarning, UserError, storage_problem, suggest
-from ..training.stopping import StopRequested
+from ..training import StopRequested
 
 # command -> (who uses it, what it does); its module and function have its name
 COMMANDS = {

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
 
 from ..artifacts import UserError
-from ..models.accounting import FLOAT32, account
+from ..models.accounting import FLOAT32, Cost, account
 from ..models.dit import DiTConfig
 from ..models.presets import preset
-from ..training.forecast import Forecast, forecast
-from ..training.machines import GPUS, Machine, machine_named
-from ..training.memory import USABLE, Fit
+from ..training.memory import GPUS, USABLE, Fit, Machine, fits, machine_named
 from .options import Memory, Settings, gib, with_settings
 from .tables import print_line, print_table
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One network on one GPU, as predicted."""
+
+    gpu: str
+    machine: Machine
+    unlimited: Fit  # what would be chosen with any amount of memory
+    least: Fit  # what needs least memory, however slow
+    chosen: Fit | None  # None: nothing fits
+
+    @staticmethod
+    def of(cost: Cost, gpu: str, machine: Machine, batch: int, eight_bit: bool) -> Forecast:
+        anything = fits(cost, replace(machine, memory=math.inf), batch, eight_bit=eight_bit)
+        chosen = next(iter(fits(cost, machine, batch, eight_bit=eight_bit)), None)
+        return Forecast(gpu, machine, anything[0], min(anything, key=lambda fit: fit.memory_gib), chosen)
 
 
 @with_settings(DiTConfig)
@@ -54,7 +70,7 @@ def describe(
     settings.show(config, architecture)
     cost = account(config)
     machines = machines_within(gpu, gib(memory))
-    found = [forecast(cost, name, machine, batch, eight_bit=eight_bit) for name, machine in machines.items()]
+    found = [Forecast.of(cost, name, machine, batch, eight_bit) for name, machine in machines.items()]
     if as_json:
         flops = {"forward": cost.flops_forward, "training": cost.flops_training}
         content = {"architecture": config, "cost": cost, "flops_per_image": flops, "batch": batch, "training": found}
@@ -74,15 +90,14 @@ def describe(
     if gpu is None:
         rows = [row_of(each.gpu, each.chosen or each.least, each) for each in found]
     else:
-        fits = {} if found[0].chosen is None else {"chosen": found[0].chosen}
-        fits |= {f"  --set {other.change}": other.fit for other in found[0].alternatives}
-        fits |= {"unlimited memory": found[0].unlimited, "least memory": found[0].least}
-        rows = [row_of(name, fit, found[0]) for name, fit in fits.items()]
+        shown = {} if found[0].chosen is None else {"chosen": found[0].chosen}
+        shown |= {"unlimited memory": found[0].unlimited, "least memory": found[0].least}
+        rows = [row_of(name, fit, found[0]) for name, fit in shown.items()]
     where = "GPU" if gpu is None else "settings"
     print_table(f"|{where} >GiB >takes >micro >again >moments >images/s >kept", rows, title)
     if narrow := [each.gpu for each in found if not each.machine.bfloat16]:
         print_line(f"without bfloat16, so in float32: {', '.join(narrow)}")
-    print_line("micro: images per forward pass; again: blocks recomputed; 8-bit needs torchao")
+    print_line("micro: images per forward pass; again: blocks checkpointed; 8-bit needs torchao")
     print_line(f"takes: GiB, > where it is over {USABLE:.0%} of the GPU; kept: of the highest speed")
 
 
@@ -111,8 +126,8 @@ def machines_within(gpu: str | None, memory: float | None) -> dict[str, Machine]
 
 def row_of(name: str, fit: Fit, found: Forecast) -> tuple[str, ...]:
     """How one GPU trains: what it takes, how, and how fast."""
-    how, over = fit.execution, fit.memory_gib > USABLE * found.machine.memory
-    settings = (str(how.micro_batch), str(how.recomputed_blocks), how.moments)
+    how, over = fit.compute, fit.memory_gib > USABLE * found.machine.memory
+    settings = (str(how.micro_batch), str(how.checkpointed_blocks), how.moments)
     speed = f"{fit.images_per_s:,.0f}" if fit.images_per_s >= 10 else f"{fit.images_per_s:.1f}"
     kept = f"{fit.images_per_s / found.unlimited.images_per_s:.0%}"
     return (name, f"{found.machine.memory:g}", f"{'> ' if over else ''}{fit.memory_gib:.1f}", *settings, speed, kept)

@@ -12,8 +12,8 @@ from ..distill.plan import DistillPlan, student_plan
 from ..distill.stage import Teachers
 from ..distill.stage import distill as run_distillation
 from ..mixture.routes import parse_route
+from ..training.distributed import is_main
 from ..training.resources import Resources
-from ..training.team import leads_its_team
 from . import options
 from .options import Settings, refuse, with_settings
 from .progress import progress
@@ -52,7 +52,7 @@ def distill(
       atoll distill runs/demo --out student --from-samples --prompts prompts.txt
       atoll sample student --prompt "a handwritten three"
     """
-    learned, route = settings.without("execution"), settings.changes.get("route")
+    learned, route = settings.without("compute"), settings.changes.get("route")
     if not from_samples:
         refuse({"--prompts": prompts, "--route": route}, "no --from-samples")
     if route is not None:
@@ -63,13 +63,13 @@ def distill(
         texts = () if prompts is None else read_prompts(prompts)
         plan = plan.model_copy(update={"states": "samples", "prompts": texts})
     settings.show(plan, f"a student of {place.name}")
-    there, leads = find(out) is not None, leads_its_team()  # of several processes that train together one prints
+    there, leads = find(out) is not None, is_main()  # of several processes that train together one prints
     with progress(quiet=there or not leads, tensorboard=tensorboard if leads else None) as display:
         artifact = run_distillation(
             place,
             out,
             plan,
-            resources=Resources(device, options.gib(memory), settings.part("execution")),
+            resources=Resources(device, options.gib(memory), settings.part("compute")),
             checkpoint_seconds=checkpoint_seconds,
             watch=display.training("training the student"),
         )

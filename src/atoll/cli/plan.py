@@ -19,13 +19,13 @@ from ..planning.stage import plan_monolith
 from ..registry.changes import check_plan
 from ..registry.status import artifacts_in
 from ..registry.versions import Version, find_ensemble
-from ..training.machines import APPLE, GPUS
+from ..training.memory import MACHINES
 from .options import Settings, file_option, refuse, with_settings
 from .progress import progress
 from .tables import print_line, print_table
 
 SIZES = "; ".join(f"{name} ({one.description})" for name, one in RECIPES.items())
-ISLANDS = file_option(f"TOML file of machines: {', '.join((*GPUS, *APPLE))}, CPU 8 cores; gigabytes may follow.")
+ISLANDS = file_option(f"TOML file of machines: {', '.join(MACHINES)}, CPU 8 cores.")
 
 
 @with_settings(PlanConfig, "objectives", "training.images", "training.seed")

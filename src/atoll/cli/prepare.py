@@ -12,7 +12,7 @@ from ..data.prepare import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
 from ..data.sources import is_built_in
 from ..executor import default_workers, make_executor
-from ..training.execution import named_or_best
+from ..training.compute import best_device
 from .options import Device, Engine, Plugins, RayAddress, Settings, with_settings
 from .progress import progress
 from .tables import print_line
@@ -50,7 +50,7 @@ def prepare(
     place = Store.at(out) if out is not None else Store.at(str(onto)).successor
     config = settings.over(PrepareConfig())
     settings.show(config, "prepare")
-    there, on = find(place) is not None, named_or_best(device)
+    there, on = find(place) is not None, best_device(device)
     if workers is None:
         workers = 1 if is_built_in(source) else default_workers(on)  # starting one takes longer than all digits
     executor = make_executor(engine, workers, ray_address)

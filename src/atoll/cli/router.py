@@ -14,6 +14,7 @@ from ..registry.checks import Checks
 from ..registry.versions import Version, open_ensemble, open_reference, place_of
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
+from ..training.distributed import is_main
 from ..training.resources import Resources
 from .options import CheckpointSeconds, Device, Memory, Settings, gib, with_settings
 from .progress import progress
@@ -67,13 +68,14 @@ def router(
     else:
         experts = [order for order in Checks(place).orders_of(version).values() if order.cluster is not None]
         start, plan = None, router_plan(data, partition, blind=blind, seed=seed, experts=experts)
-    settings_of_plan = settings.without("execution")
+    settings_of_plan = settings.without("compute")
     if fixed := sorted(settings_of_plan.names & FROM_DATA):
         raise UserError(f"--set {fixed[0]}: follows from the data and the partition; leave it out")
     plan = settings_of_plan.over_plan(plan)
     settings.show(plan, f"the router of {place.name}")
-    with progress(quiet=there is not None) as display:
-        if older is not None and there is None:
+    main = is_main()  # of several processes that train together one prints
+    with progress(quiet=there is not None or not main) as display:
+        if older is not None and there is None and main:
             print_line(f"continues training from {older.store.name}; --from-scratch does not")
         artifact = train_router(
             data,
@@ -81,10 +83,12 @@ def router(
             folder.path,
             plan,
             start=start,
-            resources=Resources(device, gib(memory), settings.part("execution")),
+            resources=Resources(device, gib(memory), settings.part("compute")),
             checkpoint_seconds=checkpoint_seconds,
             watch=display.training("training the router"),
         )
+    if artifact is None or not main:
+        return
     print_line(f"router {artifact.digest[:12]} {'already there' if there else 'in'} {folder}")
     print_accuracy(artifact)
     if not blind and folder.parent == place:

@@ -17,8 +17,8 @@ from ..pipeline.sizing import FEW_IMAGES, forecast, measure_pace, size_run
 from ..pipeline.stages import STAGES, run_pipeline
 from ..registry.status import goes_on, holds_run, shell
 from ..registry.versions import open_ensemble
-from ..training.execution import named_or_best
-from ..training.machines import this_machine
+from ..training.compute import best_device
+from ..training.memory import this_machine
 from .options import Device, Plugins, Settings, with_settings
 from .prepare import print_summary
 from .progress import clock, progress
@@ -54,7 +54,7 @@ def run(
         raise UserError(f"--until {until}: use one of {', '.join(STAGES)}")
     asked = settings.over(Asked())
     settings.show(asked, "run")
-    place, on = place_for(out, source), named_or_best(device)
+    place, on = place_for(out, source), best_device(device)
     if source is not None and "://" not in source and not is_built_in(source):
         source = os.path.abspath(source)  # to resume from any folder
     is_new, begun = not place.exists(), read_run(place)

@@ -11,17 +11,17 @@ import typer
 
 from ..artifacts import find
 from ..islands import train as island
-from ..islands.launch import over_all, places_for, run_islands, several
-from ..training.execution import Execution
+from ..islands.launch import places_for, run_islands, several
+from ..training.compute import ComputeConfig
+from ..training.distributed import is_main
 from ..training.resources import Resources
-from ..training.team import leads_its_team
 from . import options
 from .options import Settings, refuse, with_settings
 from .progress import progress
 from .tables import print_line
 
 
-@with_settings(Execution)
+@with_settings(ComputeConfig)
 def train(
     orders: Annotated[list[str], typer.Argument(help="Order file or URL, or several of them.")],
     *,
@@ -53,7 +53,7 @@ def train(
       atoll train orders/*.json --out experts
       torchrun --standalone --nproc-per-node 4 -m atoll train 03.json --out it
     """
-    settings.show(settings.over(Execution()), "how to compute; none: chosen on the machine")
+    settings.show(settings.over(ComputeConfig()), "how to compute; none: chosen on the machine")
     if len(orders) > 1:
         refuse({"--init": init, "--tensorboard": tensorboard, "--key": key}, "several orders")
         words = [] if data is None else ["--data", str(Path(data).resolve())]
@@ -64,7 +64,7 @@ def train(
     if tethered:
         threading.Thread(target=end_with_parent, daemon=True).start()
     there = find(out) is not None
-    leads = leads_its_team()  # of several processes that train together one prints
+    leads = is_main()  # of several processes that train together one prints
     with progress(quiet=quiet or there or not leads, tensorboard=tensorboard if leads else None) as display:
         artifact = island.train(
             orders[0],
@@ -100,8 +100,12 @@ def train_several(
     islands = several(orders, out, words)
     there = sum(island.done for island in islands)
     with progress(quiet=quiet) as display:
-        watch = over_all(islands, lambda done, total: display(f"training {len(islands)} orders", done, total))
-        run_islands(islands, places=places_for(islands, device), checkpoint_seconds=seconds, on_progress=watch)
+        run_islands(
+            islands,
+            places=places_for(islands, device),
+            checkpoint_seconds=seconds,
+            on_progress=lambda done, total: display(f"training {len(islands)} orders", done, total),
+        )
     if not quiet:
         before = f", {there} of them before" if there else ""
         print_line(f"{len(islands)} experts in {out}{before}: send these folders back")

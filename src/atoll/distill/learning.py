@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from ..diffusion import Condition, Objective, squared_error
-from ..islands.expert import ExpertCard
-from ..islands.learning import as_learned
-from ..islands.validation import Validation, measured_card, val_loss
+from ..islands.expert import ExpertCard, expert_result
+from ..islands.task import as_learned
+from ..islands.validation import Validation
 from ..models.dit import DiT
-from ..training.execution import Execution
-from ..training.packing import Batch
+from ..training.compute import ComputeConfig
+from ..training.loop import Batch
+from ..training.result import Result
 from .lessons import Lessons
 
 
 @dataclass
-class StudentLearner:
-    """A network that is to answer as its teachers do; a `Learner` of training/step.py."""
+class StudentTask:
+    """A network that is to answer as its teachers do: a `Task` of training/loop.py."""
 
     network: DiT
     card: ExpertCard
     objective: Objective
     lessons: Lessons
     validation: Validation | None
+    files: Mapping[str, bytes] = field(default_factory=dict)  # beside the expert's own
 
-    def draw(self, images: int, batch: int, part: slice) -> Batch:
-        return self.lessons.draw(images, batch, part)
+    def batch(self, images: int, size: int, rows: slice) -> Batch:
+        return self.lessons.draw(images, size, rows)
 
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         """The objective's squared error per sample [B], with the teacher's answer in the place of the truth."""
@@ -36,10 +39,12 @@ class StudentLearner:
         error = squared_error(answer, batch["target"])
         return batch["weight"].to(error.dtype) * error
 
-    def measure(self, execution: Execution) -> dict[str, float]:
+    def report(self, images: int, compute: ComputeConfig) -> dict[str, float]:
         """The validation loss on unseen data of all clusters, if there is any."""
-        return val_loss(self.validation, self.network, self.card, execution)
+        return {} if self.validation is None else self.validation.report(self.network, self.card, compute)
 
-    def finished_card(self, execution: Execution) -> ExpertCard:
-        """The card of the expert this network has become: its bridge's limit is measured now."""
-        return measured_card(self.validation, self.network, self.card, execution)
+    def finish(self, compute: ComputeConfig) -> Result:
+        card = self.card
+        if self.validation is not None:
+            card = self.validation.measured_card(self.network, card, compute)
+        return expert_result(card, self.files)

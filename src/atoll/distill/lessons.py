@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
 from ..diffusion import (
     Bridge,
@@ -44,9 +43,9 @@ from ..diffusion import (
     x0_gain,
 )
 from ..mixture.mixture import Experts, Mixture
-from ..router.learning import ClusteredSamples
-from ..training.packing import Batch
-from ..training.recipe import Training
+from ..router.task import ClusteredSamples
+from ..training.config import TrainConfig
+from ..training.loop import Batch
 from ..training.seeds import batch_numbers, generator
 from .plan import TrustIn
 from .posterior import Behind
@@ -151,7 +150,7 @@ class DataLessons:
     """
 
     objective: Objective
-    training: Training
+    training: TrainConfig
     clustered: ClusteredSamples
     experts: OwnExperts
     latent: tuple[int, ...]
@@ -159,19 +158,18 @@ class DataLessons:
     truth: float = 0.0
     trust: Trust | None = None
     behind: Behind | None = None
-    resident: LatentDataset | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._rows = self.clustered.rows("train")
 
     def draw(self, images: int, batch: int, part: slice) -> Batch:
-        samples = self.resident or self.clustered.shards
+        samples = self.clustered.shards
         seed = self.training.seed
         numbers = batch_numbers(seed, images, batch, self.latent, part)
         rows = self._rows[sample_order(len(self._rows), seed, images, batch)][part]
-        picked = {name: value.to(self.device) for name, value in samples.pick(rows, numbers.caption).items()}
-        x0, condition = samples.fetch(picked)
+        x0 = samples.latents(rows).to(self.device)
+        condition = samples.condition(rows, numbers.caption).to(self.device)
         dropped = numbers.dropout < self.training.condition_dropout
         condition = condition.drop(dropped.to(self.device))
         t = self.objective.times(numbers.u)
@@ -240,7 +238,7 @@ class SampledLessons:
     """
 
     objective: Objective
-    training: Training
+    training: TrainConfig
     mixture: Mixture
     questions: Questions
     latent: tuple[int, ...]

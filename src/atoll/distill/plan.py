@@ -14,7 +14,7 @@ from ..islands.order import Order
 from ..models.accounting import flops_forward
 from ..models.dit import DiTConfig
 from ..planning.recipes import OBJECTIVES
-from ..training.recipe import Training
+from ..training.config import TrainConfig
 from ..training.seeds import seed_from
 
 QUARTER = 4  # DDM: a quarter of a monolith's images; with the teachers' forward passes a third of its operations
@@ -35,7 +35,7 @@ class DistillPlan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     network: DiTConfig
     objective: Objective
-    training: Training
+    training: TrainConfig
     start: StartFrom | None = Field(
         None,
         description="weights: random, the best teacher's, the teachers' average; none: best, or average without data",

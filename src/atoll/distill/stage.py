@@ -8,40 +8,37 @@ the data answers with it. Or, without data, by the whole mixture on its own traj
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, differences, file_lock, find, sanitize
+from ..artifacts import Artifact, Store, UserError, canonical_json, differences, find, sanitize
 from ..data.index import Index
 from ..data.text import text_encoder
 from ..diffusion import Condition, Objective
-from ..islands.expert import ExpertCard, Teacher, all_licenses, write_expert
+from ..islands.expert import KIND, ExpertCard, Teacher, all_licenses
 from ..islands.order import Order
-from ..islands.train import Log, Silence, finished
 from ..islands.validation import MOST_SAMPLES, Validation
 from ..mixture.routes import TopK, parse_route
-from ..models.accounting import account, flops_forward
+from ..models.accounting import flops_forward
 from ..models.dit import DiT
 from ..registry.checks import Checks
 from ..registry.signatures import check_signed
 from ..registry.versions import Version, open_ensemble, open_reference, place_of
-from ..router.learning import ClusteredSamples
+from ..router.task import ClusteredSamples
 from ..runtime.load import Ensemble, check_digest, load_ensemble
 from ..runtime.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
 from ..runtime.weights import Precision
-from ..training.checkpoints import CONFIG, saved_execution
-from ..training.execution import device_name, named_or_best
-from ..training.loop import Progress, Watch, averaged, fit
-from ..training.machines import GIB, reachable, stay_within
-from ..training.resources import Choice, Resources, usable
-from ..training.seeds import seed_from
-from ..training.team import leads_its_team, placed_on, team_size
-from .learning import StudentLearner
+from ..training.artifact import finished, seeded, train_artifact
+from ..training.checkpoint import CONFIG, saved_compute
+from ..training.compute import ComputeConfig, best_device, usable
+from ..training.distributed import local_device, world_size
+from ..training.loop import Watch
+from ..training.memory import GIB, reachable
+from ..training.resources import Resources
+from .learning import StudentTask
 from .lessons import TRAJECTORIES, DataLessons, Lessons, OwnExperts, Questions, SampledLessons, Trust
 from .plan import (
     USUAL_TRUST,
@@ -128,13 +125,12 @@ class Desk:
 
     @staticmethod
     def at(resources: Resources, state: Path) -> Desk:
-        saved = saved_execution(state)
+        saved = saved_compute(state)
         before = saved.device if saved is not None and usable(saved.device) else None
-        device = torch.device(placed_on(named_or_best(resources.wanted_device or before)))
+        device = torch.device(local_device(best_device(resources.wanted_device or before)))
         resources.check_memory_of(str(device))
         if device.type != "cuda":
             return Desk(device, Placement((device,), graphs=False), "float32")
-        stay_within(device, resources.memory)
         room = min(reachable(device), resources.memory or float("inf"))
         return Desk(device, Placement((device,), TEACHERS_SHARE * room, graphs=False), "bfloat16")
 
@@ -164,58 +160,37 @@ def distill(
     plan = as_begun(settled(plan, teachers), plan, teachers, out)
     parents = parents_of(plan, teachers)
     check_plan_of(out, plan)
-    if (done := finished(out, parents, MADE_BY)) is not None:
+    if (done := finished(out, KIND, parents, MADE_BY)) is not None:
         return done
-    state, leads = out / "state", leads_its_team()
+    state = out / "state"
     desk = Desk.at(resources, state)
-    with file_lock(state) if leads else nullcontext():
-        if (done := finished(out, parents, MADE_BY)) is not None:  # by a process that held the lock until now
-            return done
-        log = Log(out / "log.jsonl", watch) if leads else Silence()
-        school = sampled_school(teachers, plan, desk) if plan.states == "samples" else data_school(teachers, plan, desk)
-        choice = choose(resources, plan, school, desk, state)
-        computing = choice.said and f"computing: {choice.said}"
-        for note in (computing, school.cost.sentence(), told_trust(plan, teachers), told_trajectories(plan)):
-            if note:
-                log(Progress(0, plan.training.images, note=note))
-        device = choice.open_device()
-        school.settle(choice, device)
-        start = started(plan, teachers, school, choice, device, state)
+    school = sampled_school(teachers, plan, desk) if plan.states == "samples" else data_school(teachers, plan, desk)
+
+    def build(compute: ComputeConfig, device: str) -> StudentTask:
+        school.settle(device)
+        start = started(plan, teachers, school, compute, torch.device(device), state)
         card = school.card if start is None else grown(school.card, start)
-        torch.manual_seed(seed_from(plan.training.seed, "weights"))
-        network = DiT(plan.network)
+        network: DiT = seeded(lambda numbers: DiT(plan.network, numbers), plan.training.seed)
         if start is not None:
             network.load_state_dict(dict(start.weights))
-        begins = "random weights" if start is None else f"the weights of {start.origin}"
-        log(Progress(0, plan.training.images, note=f"begins at {begins}"))
-        learner = StudentLearner(network, card, plan.objective, school.lessons, school.validation)
-        fitted = fit(
-            learner,
-            plan.training,
-            choice.execution,
-            state,
-            identity=plan.identity() | {"parents": parents},
-            whose="student",
-            checkpoint_seconds=checkpoint_seconds,
-            watch=log,
-        )
-        if not fitted.leads:
-            return None
-        with averaged(fitted.state):
-            card = learner.finished_card(fitted.execution)
         told = {"plan": plan.model_dump(mode="json"), "operations": school.cost.model_dump(), "start": card.origin}
-        artifact = write_expert(
-            out,
-            fitted.state.averaged_weights(),
-            card,
-            fitted.rows,
-            parents,
-            extra={RECORD: canonical_json(told)},
-            provenance={"execution": fitted.execution.model_dump(), "device": device_name(device)},
-        )
-        log.write(event="finished", images=plan.training.images)
-        shutil.rmtree(state, ignore_errors=True)
-    return artifact
+        files = {RECORD: canonical_json(told)}
+        return StudentTask(network, card, plan.objective, school.lessons, school.validation, files)
+
+    return train_artifact(
+        out,
+        KIND,
+        build,
+        architecture=plan.network,
+        training=plan.training,
+        identity=plan.identity(),
+        parents=parents,
+        what=MADE_BY,
+        resources=left_for_student(resources, school, desk),
+        notes=[*filter(None, (school.cost.sentence(), told_trust(plan, teachers), told_trajectories(plan)))],
+        checkpoint_seconds=checkpoint_seconds,
+        watch=watch,
+    )
 
 
 def check_fits(plan: DistillPlan, teachers: Teachers) -> None:
@@ -360,19 +335,15 @@ class School:
     clustered: ClusteredSamples | None = None
     validation: Validation | None = None
 
-    def settle(self, choice: Choice, device: torch.device) -> None:
-        """Put the samples on the device, if that was chosen."""
-        if self.clustered is None:
-            return
-        self.clustered.shards.text_device = str(device)
-        if choice.execution.samples == "device":
-            assert isinstance(self.lessons, DataLessons)
-            self.lessons.resident = self.clustered.shards.to(device)
+    def settle(self, device: str) -> None:
+        """Embed texts on the device."""
+        if self.clustered is not None:
+            self.clustered.shards.text_device = device
 
     def validation_of(self, plan: DistillPlan, most: int) -> Validation | None:
-        if self.clustered is None:
+        rows = torch.zeros(0) if self.clustered is None else self.clustered.rows("validation")
+        if self.clustered is None or len(rows) == 0:
             return None
-        rows = self.clustered.rows("validation")
         return Validation.fixed(self.clustered.shards, plan.training.seed, rows, most)
 
 
@@ -400,7 +371,7 @@ def data_school(teachers: Teachers, plan: DistillPlan, desk: Desk) -> School:
         teachers.card(plan, data),
         cost,
         sizes,
-        desk.at_work(teachers.experts.values(), -(-plan.training.batch // team_size()))
+        desk.at_work(teachers.experts.values(), -(-plan.training.batch // world_size()))
         + (BYTES_AT_WORK / GIB if behind is not None and desk.device.type == "cuda" else 0.0),
         clustered,
     )
@@ -470,30 +441,22 @@ def questions_of(teachers: Teachers, plan: DistillPlan, device: torch.device) ->
     return Questions(len(plan.prompts), read, device)
 
 
-def choose(resources: Resources, plan: DistillPlan, school: School, desk: Desk, state: Path) -> Choice:
-    """How the student is computed, in the memory that its teachers leave."""
-    left, taken, saved = resources, 0.0, saved_execution(state)
-    if desk.device.type == "cuda" and (saved is None or resources.memory is not None):
-        taken = torch.cuda.memory_allocated(desk.device) / GIB + school.at_work
-        room = min(reachable(desk.device), resources.memory or float("inf"))
-        left = replace(resources, memory=max(0.0, room - taken))
-    samples = 0 if school.clustered is None else school.clustered.shards.nbytes()
-    try:
-        choice = left.choose(account(plan.network), plan.training, samples, saved)
-    except UserError as error:
-        raise UserError(f"beside its teachers, which take {taken:.1f} GiB: {error}") from error
-    return replace(choice, limit=resources.memory)
+def left_for_student(resources: Resources, school: School, desk: Desk) -> Resources:
+    """What the student may use: the memory of a GPU that its teachers leave."""
+    if desk.device.type != "cuda":
+        return resources
+    return replace(resources, taken=torch.cuda.memory_allocated(desk.device) / GIB + school.at_work)
 
 
 def started(
-    plan: DistillPlan, teachers: Teachers, school: School, choice: Choice, device: torch.device, state: Path
+    plan: DistillPlan, teachers: Teachers, school: School, compute: ComputeConfig, device: torch.device, state: Path
 ) -> Start | None:
     """The weights a plan begins with; None: random ones."""
     candidates = able(teachers.candidates(school.sizes), plan)
     if plan.start == "average":
         return average_start(candidates)
     if plan.start == "best":
-        return best_start(candidates, school.validation_of(plan, MOST_MEASURED), choice.execution, device, state)
+        return best_start(candidates, school.validation_of(plan, MOST_MEASURED), compute, device, state)
     return None
 
 

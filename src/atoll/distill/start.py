@@ -13,10 +13,10 @@ from torch import Tensor
 from ..artifacts import Store, UserError, write_atomic
 from ..diffusion import Kind
 from ..islands.expert import Expert, ExpertCard, load_expert
-from ..islands.learning import process_of
+from ..islands.task import process_of
 from ..islands.validation import Validation
 from ..runtime.placing import OpenedExpert
-from ..training.execution import Execution
+from ..training.compute import ComputeConfig
 from .plan import DistillPlan
 
 MOST_MEASURED = 2048  # validation samples on which teachers are compared
@@ -48,7 +48,7 @@ class Candidate:
 def best_start(
     candidates: Sequence[Candidate],
     validation: Validation | None,
-    execution: Execution,
+    execution: ComputeConfig,
     device: torch.device,
     state: Path,
 ) -> Start:

@@ -23,7 +23,7 @@ from ..executor import Executor, RayExecutor
 from ..models.lpips import LPIPS
 from ..registry.versions import open_ensemble, open_reference, place_of
 from ..sampling import Sampling
-from ..training.execution import named_or_best
+from ..training.compute import best_device
 from .painting import Opening, painters_of
 from .real import RealData
 from .samples import SampleSettings, StoredImages
@@ -124,9 +124,9 @@ def evaluate(
     data = open_reference(run, version.data, "data")
     partition = open_reference(run, version.partition, "partition")
     # workers may have devices that this machine has not: then what is measured here is measured on the best there is
-    where = named_or_best(None if isinstance(executor, RayExecutor) else device).split(",")[0]
+    where = best_device(None if isinstance(executor, RayExecutor) else device).split(",")[0]
     with painters_of(
-        executor or Executor(), 0 if (device or named_or_best(None)) == "cpu" else 1
+        executor or Executor(), 0 if (device or best_device(None)) == "cpu" else 1
     ) as painters:  # before anything is measured: there may be none
         how: dict[str, Any] = {
             "device": where,

@@ -17,7 +17,7 @@ from ..islands.order import Order
 from ..registry.changes import begun, change_ensemble
 from ..registry.checks import Checks, objective_of
 from ..registry.versions import Member, Version, is_whole, open_ensemble, place_of
-from ..training.execution import named_or_best
+from ..training.compute import best_device
 from .card_checks import check_manifest
 from .checks import Candidate, run_checks
 from .holdout import BRANCHES, Branch, Scores, validation_loss
@@ -78,7 +78,7 @@ def admit(
         manifest,
         source,
         thresholds,
-        named_or_best(device),
+        best_device(device),
         signers=known,
         unsigned_ok=known is None if unsigned_ok is None else unsigned_ok,
         recheck=recheck,

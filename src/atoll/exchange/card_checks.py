@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ..artifacts import DIGEST, Manifest, UserError, canonical_json, differences, explain, sanitize
 from ..diffusion import EDM, AnySchedule, DDPMBetas, Kind
 from ..islands.expert import KIND, ExpertCard
-from ..islands.initialization import card_from
+from ..islands.initialization import card_for
 from ..islands.order import Order
 from ..islands.validation import LIMITS
 from ..models.dit import DiT, DiTConfig
@@ -76,7 +76,7 @@ def check_card(
     if wanted is not None and given != wanted:
         raise Refused(f"was not begun from expert {wanted[:12]}, which its order names")
     own_init = wanted is None and given is not None
-    expected = card_from(order, init, wanted).model_dump(mode="json")
+    expected = card_for(order, init, wanted).model_dump(mode="json")
     changed = [name for name in expected | found if name not in expected or found.get(name) != expected[name]]
     for name in changed:
         if name not in (OWN_INIT if own_init else {"bridge_limit"}):

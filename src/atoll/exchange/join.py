@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import (
@@ -36,10 +35,9 @@ from ..islands.order import Order
 from ..islands.train import shards_of, train
 from ..models.accounting import account
 from ..models.text_encoders import is_here
-from ..training.execution import named_or_best
+from ..training.compute import best_device
 from ..training.loop import Progress, Watch
-from ..training.machines import this_gpu
-from ..training.memory import fits
+from ..training.memory import fits, this_machine
 from ..training.resources import Resources
 from .card_checks import largest_files
 from .inbox import INBOX
@@ -50,7 +48,6 @@ from .thresholds import AdmissionThresholds
 
 JOINED = "joined.json"
 RENEWALS = 4  # of a lease while it is valid
-CPU_FRACTION = 0.25  # of a matrix product's rate that a training step reaches on a CPU
 
 
 class Joined(BaseModel):
@@ -154,12 +151,9 @@ class Joining:
 
     def hours(self, order: Order) -> float | None:
         """How long an order takes here; None if it does not fit."""
-        device = torch.device(named_or_best(self.device))
         cost, training = account(order.architecture), order.training
-        if device.type == "cuda":
-            possible = fits(cost, this_gpu(device, self.memory), training.batch)
-            return training.images / possible[0].images_per_s / 3600 if possible else None
-        return training.images * cost.flops_training / (CPU_FRACTION * cpu_rate()) / 3600
+        possible = fits(cost, this_machine(best_device(self.device), self.memory), training.batch)
+        return training.images / possible[0].images_per_s / 3600 if possible else None
 
     def settled(self, wanted: str | None) -> PublishedOrder | None:
         """The order begun in this folder, or the `wanted` one; None where any will do."""
@@ -298,14 +292,3 @@ class LeaseRenewal:
         if not kept:
             self.say("another key has taken the lease; training goes on, both experts are evaluated")
             self.lease = None
-
-
-def cpu_rate(size: int = 512) -> float:
-    """FLOPs per second of a matrix product on this CPU, measured for 0.05 s."""
-    a = torch.randn(size, size)
-    a @ a
-    began, times = time.perf_counter(), 0
-    while time.perf_counter() - began < 0.05:
-        a @ a
-        times += 1
-    return 2 * size**3 * times / (time.perf_counter() - began)

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from ..artifacts import DIGEST, Artifact, Store
 from ..data.space import LatentConfig, TextConfig
 from ..diffusion import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..models.dit import DiT, DiTConfig
-from ..training.result import load_network, read_card, write_result
+from ..training.result import Result, load_network, read_card, write_result
 
 KIND = "expert"
-STUDENTS_ONLY = ("teachers", "class_names")  # fields of a card that are not written where there are none
 
 
 class Teacher(BaseModel):
@@ -56,12 +55,6 @@ class ExpertCard(BaseModel):
     teachers: tuple[Teacher, ...] = Field((), description="experts it was distilled from")
     class_names: tuple[str, ...] | None = Field(None, description="of labels by number, for one that is a whole model")
 
-    @model_serializer(mode="wrap")
-    def _as_ever_without_teachers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Cards had no such fields once, and experts are known by their digests."""
-        content: dict[str, Any] = handler(self)
-        return {name: value for name, value in content.items() if value or name not in STUDENTS_ONLY}
-
 
 def all_licenses(licenses: Iterable[str | None]) -> str | None:
     """Of something made from several others: every license that is named, once."""
@@ -86,6 +79,12 @@ def bridged(network: nn.Module, card: ExpertCard, onto: Schedule) -> Bridge:
     return Bridge(denoiser, onto=onto, limit=card.bridge_limit)
 
 
+def expert_result(card: ExpertCard, extra: Mapping[str, bytes] | None = None) -> Result:
+    """What makes a finished training an expert: its card, and `extra` files."""
+    files = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n", **(extra or {})}
+    return Result(card.model_dump(mode="json"), card.license, files)
+
+
 def write_expert(
     folder: Path,
     weights: Mapping[str, Tensor],
@@ -93,22 +92,10 @@ def write_expert(
     metrics: Sequence[Mapping[str, Any]],
     parents: Mapping[str, str],
     extra: Mapping[str, bytes] | None = None,
-    provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Write the files of an expert, and `extra` ones such as a conversion's report, into `folder` and finalize it."""
-    texts = {"expert.json": card.model_dump_json(indent=2).encode() + b"\n", **(extra or {})}
-    config = card.model_dump(mode="json")
-    return write_result(
-        folder,
-        KIND,
-        weights,
-        texts,
-        metrics,
-        config=config,
-        parents=parents,
-        license=card.license,
-        provenance=provenance,
-    )
+    result = expert_result(card, extra)
+    return write_result(folder, KIND, weights, result, metrics, parents=parents)
 
 
 def read_expert_card(artifact: Artifact) -> ExpertCard:

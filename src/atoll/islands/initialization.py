@@ -1,34 +1,37 @@
-"""What an expert's weights begin as: random numbers, or the weights of another expert.
+"""The expert that an order begins from, if not from random weights.
 
-That other expert is a checkpoint that `atoll convert` has made, a network trained on all clusters for a while, or the
-expert that an order of the same cluster gave before. It may have the order's schedule and kind, or still its own; then
-it is trained through the bridge: its output is converted to a velocity on the order's path, and the order's loss is
-taken of that, so that the loss begins where the old network was. The expert that comes out keeps its schedule, kind and
-license. Only weights are taken over: the optimizer and the average begin anew.
+It is a converted checkpoint, a network trained on all clusters for a while, or the expert that an older order of the
+cluster gave. With another schedule or kind than the order's it is trained through the bridge: its output is converted
+to a velocity on the order's path, so the loss begins where the old network was, and the new expert keeps schedule, kind
+and license. Only weights are taken over: the optimizer and the average begin anew.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..diffusion import Kind
 from .expert import Expert, ExpertCard, all_licenses, load_expert
-from .learning import process_of
 from .order import Order
+from .task import process_of
 
 
 def init_of(order: Order, root: Store, given: str | Path | None) -> Expert | None:
     """The expert to begin from: the one `given`, or else the one the order names, below `root`; None for random."""
-    if order.init is None:
-        return None if given is None else read_init(given, order)
+    if order.init is None and given is None:
+        return None
     place = place_of_init(order, root) if given is None else Store.at(given)
-    if Artifact.open(place).digest != order.init.digest:
+    if order.init is not None and Artifact.open(place).digest != order.init.digest:
         raise UserError(
             f"--init {place}: is not expert {order.init.digest[:12]}, which the order begins from; "
             f"get {order.init.path} of the run"
         )
-    return read_init(place, order)
+    expert = load_expert(place)
+    if (reason := mismatch(order, expert.card)) is not None:
+        raise UserError(f"--init {place}: {reason}")
+    return expert
 
 
 def place_of_init(order: Order, root: Store) -> Store:
@@ -41,14 +44,6 @@ def place_of_init(order: Order, root: Store) -> Store:
         f"order {order.name}: begins from expert {order.init.digest[:12]}, and {root} holds no {order.init.path}; "
         "get that folder of the run, too, or pass its place with --init"
     )
-
-
-def read_init(place: str | Path | Store, order: Order) -> Expert:
-    """Load an expert and check that the order's can begin from it."""
-    expert = load_expert(place)
-    if (reason := mismatch(order, expert.card)) is not None:
-        raise UserError(f"--init {place}: {reason}")
-    return expert
 
 
 def mismatch(order: Order, card: ExpertCard) -> str | None:
@@ -68,32 +63,22 @@ def mismatch(order: Order, card: ExpertCard) -> str | None:
     return None
 
 
-def card_for(order: Order, init: Expert | None) -> ExpertCard:
-    """The card of the expert this order makes."""
-    return card_from(order, None, None) if init is None else card_from(order, init.card, init.digest)
-
-
-def card_from(order: Order, init: ExpertCard | None, digest: str | None) -> ExpertCard:
-    """The same, where only card and digest of the expert it begins from are known."""
-    card = ExpertCard(
+def card_for(order: Order, init: ExpertCard | None = None, digest: str | None = None) -> ExpertCard:
+    """The card of the expert this order makes, from random weights or from those of the expert with card and digest."""
+    process: dict[str, Any] = {"schedule": order.objective.schedule, "kind": order.objective.kind}
+    licenses = [order.license]
+    if init is not None and digest is not None:
+        process = {"schedule": init.schedule, "kind": init.kind, "bridge_limit": init.bridge_limit}
+        process["origin"] = init.origin or f"expert {digest[:12]}"
+        licenses.append(init.license)
+    return ExpertCard(
         architecture=order.architecture,
-        schedule=order.objective.schedule,
-        kind=order.objective.kind,
         latent=order.latent,
         text=order.text,
         cluster=order.cluster,
         images=order.training.images,
         order=order.digest(),
         partition=order.partition,
-        license=order.license,
+        license=all_licenses(licenses),
+        **process,
     )
-    if init is None or digest is None:
-        return card
-    grown = {
-        "schedule": init.schedule,
-        "kind": init.kind,
-        "bridge_limit": init.bridge_limit,
-        "origin": init.origin or f"expert {digest[:12]}",
-        "license": all_licenses([order.license, init.license]),
-    }
-    return card.model_copy(update=grown)

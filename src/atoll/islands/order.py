@@ -12,7 +12,7 @@ from ..artifacts import Reference, Store, UserError, canonical_json, explain, sh
 from ..data.space import LatentConfig, TextConfig
 from ..diffusion import Objective
 from ..models.dit import DiTConfig
-from ..training.recipe import Training
+from ..training.config import TrainConfig
 
 MOST_BYTES = 64 * 2**20  # of an order; a vocabulary may be long
 NOT_A_FILE = (EINVAL, EISDIR, ENOTDIR)
@@ -53,7 +53,7 @@ class Order(BaseModel):
     shards: tuple[ShardRef, ...] = Field(min_length=1)
     architecture: DiTConfig
     objective: Objective
-    training: Training
+    training: TrainConfig
     acceptance: Acceptance = Acceptance()
     license: str | None = Field(None, description="of the data, to travel with the expert")
     init: Reference | None = Field(None, description="expert of the run to begin from; None: random weights")

@@ -24,8 +24,7 @@ from ..models.dit import DiT, DiTConfig
 from ..partition.config import PartitionConfig
 from ..planning.objectives import assign_objectives, objective_names
 from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, suitable_recipes
-from ..training.machines import GIB, Machine
-from ..training.memory import fits
+from ..training.memory import GIB, Machine, fits
 from .settings import Asked, EvalConfig, RunSettings
 
 CORE_TFLOPS = 0.08

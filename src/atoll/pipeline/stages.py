@@ -16,7 +16,7 @@ from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monol
 from ..evaluation.report import write_report
 from ..exchange.admission import admit
 from ..executor import Executor, default_workers
-from ..islands.launch import Island, hand_out, over_all, places_for, run_islands
+from ..islands.launch import Island, hand_out, places_for, run_islands
 from ..partition.stage import partition
 from ..planning.stage import MONOLITH, plan, plan_monolith
 from ..registry.changes import register_monolith, register_orders, register_router
@@ -26,7 +26,7 @@ from ..registry.versions import open_ensemble
 from ..router.recipes import router_plan
 from ..router.train import train_router
 from ..sampling import Sampling
-from ..training.machines import GIB, free_memory_gib, usable_cores
+from ..training.memory import GIB, free_memory_gib, usable_cores
 from ..training.resources import Resources
 from ..training.result import WEIGHTS
 from .settings import RunSettings
@@ -122,10 +122,8 @@ def evaluation_plan(settings: RunSettings) -> EvaluationPlan:
 
 def train_jobs(jobs: list[Island], device: str, progress: Progress) -> None:
     """All orders, as many at a time as there are places, with one bar over all of their images."""
-    watch = over_all(jobs, lambda done, total: progress(f"training {len(jobs)} experts", done, total))
-    run_islands(jobs, places=places_for(jobs, device), on_progress=watch)
-    for job in jobs:
-        watch(job.name, job.images, job.images)
+    what = f"training {len(jobs)} experts"
+    run_islands(jobs, places=places_for(jobs, device), on_progress=lambda done, total: progress(what, done, total))
 
 
 def admit_all(run: Store, jobs: list[Island], progress: Progress) -> None:
@@ -152,7 +150,7 @@ def fit_router(
     plan = router_plan(data, clusters, blind=name == BLIND, seed=settings.asked.seed, experts=orders)
     if settings.router_images is not None:
         plan = plan.model_copy(update={"training": plan.training.over(settings.router_images)})
-    return train_router(
+    made = train_router(
         data,
         clusters,
         run.path / name,
@@ -161,3 +159,5 @@ def fit_router(
         checkpoint_seconds=5.0,
         watch=lambda now: progress(f"training the {name}", now.images, now.total),
     )
+    assert made is not None, "this is the only process"
+    return made

@@ -14,7 +14,7 @@ from ..training.memory import Fit, fits
 from .islands import Island
 from .recipes import Network, PlanConfig
 
-PREDICTED = {"precision", "micro_batch", "recomputed_blocks", "moments"}  # of an execution, in the manifest
+PREDICTED = {"precision", "micro_batch", "checkpointed_blocks", "moments"}  # of a ComputeConfig, in the manifest
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Job:
             "cluster": self.cluster,
             "island": self.island,
             "size": self.size,
-            **self.fit.execution.model_dump(include=PREDICTED),
-            "savings": self.fit.execution.savings,
+            **self.fit.compute.model_dump(include=PREDICTED),
+            "savings": self.fit.compute.savings,
             "memory_gib": self.fit.memory_gib,
             "images_per_s": self.fit.images_per_s,
             "images": self.images,
@@ -79,11 +79,10 @@ def plan_job(
     cluster: int,
     options: Sequence[Option],
     *,
-    samples: int,
     build: Callable[[Network], DiTConfig],
     explicit: Collection[str] = (),
 ) -> tuple[Job, PlanConfig]:
-    """What a cluster of `samples` bytes trains on an island that trains `shared` clusters in all, and for how long.
+    """What a cluster trains on an island that trains `shared` clusters in all, and for how long.
 
     Of the options, the largest first: the first that fits and completes its budget in the hours there are; if none
     does, the last that fits, for as many images as there is time, unless the number of images is `explicit`.
@@ -92,7 +91,7 @@ def plan_job(
     fitting = [
         (option, fit)
         for option in options
-        if (fit := best_fit(island, build(option.config.network), option.config.training.batch, samples=samples))
+        if (fit := best_fit(island, build(option.config.network), option.config.training.batch))
     ]
     if not fitting:
         raise UserError(
@@ -120,9 +119,9 @@ def plan_job(
     return Job(cluster, island.name, option.name, fit, images, used, cost), config
 
 
-def best_fit(island: Island, architecture: DiTConfig, batch: int, *, samples: int = 0) -> Fit | None:
+def best_fit(island: Island, architecture: DiTConfig, batch: int) -> Fit | None:
     """How the island would train it, by the model `atoll train` chooses with; None if it does not fit."""
-    found = fits(account(architecture), island.machine, batch, samples=samples, eight_bit=island.eight_bit)
+    found = fits(account(architecture), island.machine, batch, eight_bit=island.eight_bit)
     return found[0] if found else None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..artifacts import UserError, explain
-from ..training.machines import Machine, bandwidth_for, machine_named
+from ..training.memory import Machine, machine_named
 
 
 class Island(BaseModel):
@@ -18,10 +18,9 @@ class Island(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9 _.-]+$")
-    gpu: str | None = Field(default=None, description="GPU, Apple M... or CPU, by its usual name")
+    gpu: str | None = Field(default=None, description="GPU, Apple or CPU, by its usual name")
     memory: float | None = Field(default=None, gt=0, description="GiB that training may use")
     tflops: float | None = Field(default=None, gt=0, description="dense matrix rate, TFLOP/s")
-    bandwidth: float | None = Field(default=None, gt=0, description="of its memory, GB/s; None: as GPUs of its tflops")
     bfloat16: bool | None = None
     # given, not looked up here: the same islands must give the same plan wherever it is made
     eight_bit: bool = Field(default=False, description="has the extra torchao: Adam's moments in 8 bits save memory")
@@ -46,8 +45,8 @@ class Island(BaseModel):
         else:
             assert self.memory is not None, "validated"
             assert self.tflops is not None, "validated"
-            known = Machine(self.memory, self.tflops, bandwidth_for(self.tflops))
-        given = {name: getattr(self, name) for name in ("memory", "tflops", "bandwidth", "bfloat16")}
+            known = Machine(self.memory, self.tflops)
+        given = {name: getattr(self, name) for name in ("memory", "tflops", "bfloat16")}
         return replace(known, **{name: value for name, value in given.items() if value is not None})
 
     @property

@@ -13,7 +13,7 @@ from ..artifacts import UserError
 from ..diffusion import CosineVP, Kind, LinearFlow, LogitNormal, Objective, Uniform
 from ..islands.order import Acceptance
 from ..models.dit import DiTConfig
-from ..training.recipe import Training
+from ..training.config import TrainConfig
 
 # HDDM's two families: epsilon on a cosine schedule favours detail, velocity on the straight path global structure.
 # v is the same schedule for networks too small to predict noise well: two of eight cost about 1 % (docs/science.md)
@@ -44,7 +44,7 @@ class PlanConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     objectives: str | None = Field(default=None, description="such as 2ddpm:6flow; none: all flow")
     network: Network
-    training: Training
+    training: TrainConfig
     objective: dict[str, Objective] = {name: OBJECTIVES[name] for name in ("ddpm", "flow")}
     acceptance: Acceptance = Acceptance()
 
@@ -62,7 +62,7 @@ def digits() -> PlanConfig:
     """The demo: 116 thousand weights, fifteen seconds of one core per expert; docs/log.md has the sweeps behind it."""
     return PlanConfig(
         network=Network(width=48, depth=3, heads=4, patch=4, activation="silu"),
-        training=Training(
+        training=TrainConfig(
             images=96_000, batch=64, learning_rate=1.2e-2, warmup_images=3_200, decay="linear", ema_images=3_200, seed=0
         ),
         objective={
@@ -93,7 +93,7 @@ class Recipe:
 
     def plan(self, latent: Sequence[int]) -> PlanConfig:
         patch = patch_for(latent, self.tokens, self.largest_patch)
-        training = Training(
+        training = TrainConfig(
             images=self.images,
             batch=self.batch,
             learning_rate=self.learning_rate,

@@ -154,7 +154,6 @@ def plan_islands(
             shared[island.name],
             k,
             options,
-            samples=train_bytes(partition, k),
             build=partial(architecture, data.config),
             explicit=explicit,
         )
@@ -206,11 +205,6 @@ def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:
         for name in partition.names(under)
         if name.endswith(".safetensors")
     )
-
-
-def train_bytes(partition: Artifact, cluster: int) -> int:
-    """Bytes of a cluster's train shards: about the memory they take."""
-    return sum(partition.manifest.files[name].bytes for name in partition.names(f"clusters/{cluster:02d}/train-"))
 
 
 def architecture(data: Mapping[str, Any], network: Network) -> DiTConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from ..artifacts import Artifact, Store
 from ..data.space import LatentConfig, TextConfig
 from ..diffusion import Condition
 from ..models.router import Router, RouterConfig, cluster_weights
-from ..training.result import load_network, read_card, write_result
+from ..training.result import Result, load_network, read_card
 
 KIND = "router"
 
@@ -45,30 +45,9 @@ class TrainedRouter:
         return cluster_weights(self.network, self.card.architecture.trunk.time_scale, x, t, condition)
 
 
-def write_router(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    card: RouterCard,
-    metrics: Sequence[Mapping[str, Any]],
-    extra: Mapping[str, bytes],
-    *,
-    config: Mapping[str, Any],
-    parents: Mapping[str, str],
-    provenance: Mapping[str, Any] | None = None,
-) -> Artifact:
-    """Write the files of a router into `folder` and finalize it."""
-    texts = {"router.json": card.model_dump_json(indent=2).encode() + b"\n", **extra}
-    return write_result(
-        folder,
-        KIND,
-        weights,
-        texts,
-        metrics,
-        config=config,
-        parents=parents,
-        license=card.license,
-        provenance=provenance,
-    )
+def router_result(card: RouterCard, config: Mapping[str, Any], extra: Mapping[str, bytes]) -> Result:
+    """What makes a finished training a router: its card, `extra` files and the manifest's config."""
+    return Result(config, card.license, {"router.json": card.model_dump_json(indent=2).encode() + b"\n", **extra})
 
 
 def read_router_card(artifact: Artifact) -> RouterCard:

@@ -1,33 +1,26 @@
 """The router stage: learn p(cluster | x_t, t, condition) by classification, apart from every expert.
 
-When a partition has grown with late data, its clusters mean what they meant: a router for the older one is trained on,
-from its weights and for a part of the images.
+When a partition has grown with data added later, its clusters mean what they meant: a router for the older one is
+trained further, from its weights and for a part of the images.
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..artifacts import Artifact, Store, UserError, canonical_json, file_lock, load_if_same
+from ..artifacts import Artifact, Store, UserError, load_if_same
 from ..data.space import LatentConfig, text_space
-from ..models.accounting import account
 from ..models.router import Router, RouterConfig
-from ..training.checkpoints import saved_execution
-from ..training.execution import device_name
-from ..training.loop import Progress, Watch, averaged, fit
-from ..training.memory import HOST_ACTIVATIONS
-from ..training.recipe import Training
+from ..training.artifact import seeded, train_artifact
+from ..training.compute import ComputeConfig
+from ..training.config import TrainConfig
+from ..training.loop import Watch
 from ..training.resources import Resources
-from ..training.seeds import seed_from
-from .card import KIND, RouterCard, load_router, write_router
-from .learning import ClusteredSamples, RouterLearner
-
-ACTIVATIONS = HOST_ACTIVATIONS / 2  # of a micro-batch on a CPU: a router is to take no more memory than an expert
+from .card import KIND, RouterCard, load_router
+from .task import ClusteredSamples, RouterTask
 
 
 class RouterPlan(BaseModel):
@@ -35,13 +28,13 @@ class RouterPlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     network: RouterConfig
-    training: Training
+    training: TrainConfig
     accuracy_times: int = Field(20, gt=0, description="at how many times the finished router is tested")
 
 
 @dataclass(frozen=True)
 class RouterStart:
-    """A router whose weights are trained on; `place` may be None where the result is there already."""
+    """A router whose weights are trained further; `place` may be None where the result is there already."""
 
     digest: str
     place: Store | None
@@ -57,10 +50,11 @@ def train_router(
     resources: Resources = Resources(),
     checkpoint_seconds: float | None = None,
     watch: Watch | None = None,
-) -> Artifact:
+) -> Artifact | None:
     """Train a router for this partition and leave it in `out`; the same call resumes, or finds it done.
 
-    With `start` it begins with that router's weights; the optimizer and the average begin anew.
+    With `start` it begins with that router's weights; the optimizer and the average begin anew. Of several processes
+    that train together all but the main one return None.
     """
     resources.check()
     if partition.manifest.parents["data"] != data.digest:
@@ -78,44 +72,28 @@ def train_router(
     config = {"plan": plan.model_dump(mode="json"), "card": card.model_dump(mode="json")}
     if (done := load_if_same(out, KIND, config, parents)) is not None:
         return done
-    with file_lock(out / "state"):
-        if (done := load_if_same(out, KIND, config, parents)) is not None:  # by a process that held the lock until now
-            return done
-        clustered = ClusteredSamples(data, partition)
-        cost = account(plan.network.trunk)
-        saved = saved_execution(out / "state")
-        choice = resources.choose(cost, plan.training, clustered.shards.nbytes(), saved, ACTIVATIONS)
-        if choice.said is not None and watch is not None:
-            watch(Progress(0, plan.training.images, note=f"computing: {choice.said}"))
-        device = choice.open_device()
-        clustered.shards.text_device = str(device)
-        torch.manual_seed(seed_from(plan.training.seed, "weights"))
-        network = Router(plan.network)
+
+    def build(compute: ComputeConfig, device: str) -> RouterTask:
+        network: Router = seeded(lambda numbers: Router(plan.network, numbers), plan.training.seed)
         if start is not None:
             take_weights(network, start)
-        learner = RouterLearner(network, plan.training, clustered, clustered.shards)
-        if choice.execution.samples == "device":
-            learner.samples = clustered.shards.to(device)
-        fitted = fit(
-            learner,
-            plan.training,
-            choice.execution,
-            out / "state",
-            identity=config | {"parents": parents},
-            whose="router",
-            checkpoint_seconds=checkpoint_seconds,
-            watch=watch,
-        )
-        with averaged(fitted.state):
-            table = learner.accuracy_over_time(fitted.execution, plan.accuracy_times)
-        extra = {"accuracy.json": canonical_json(table)}
-        weights = fitted.state.averaged_weights()
-        provenance = {"execution": fitted.execution.model_dump(), "device": device_name(device)}
-        artifact = write_router(
-            out, weights, card, fitted.rows, extra, config=config, parents=parents, provenance=provenance
-        )
-        shutil.rmtree(out / "state", ignore_errors=True)
-    return artifact
+        clustered = ClusteredSamples(data, partition)
+        clustered.shards.text_device = device
+        return RouterTask(network, card, config, plan.training, clustered, plan.accuracy_times)
+
+    return train_artifact(
+        out,
+        KIND,
+        build,
+        architecture=plan.network.trunk,
+        training=plan.training,
+        identity=config,
+        parents=parents,
+        what="router",
+        resources=resources,
+        checkpoint_seconds=checkpoint_seconds,
+        watch=watch,
+    )
 
 
 def take_weights(network: Router, start: RouterStart) -> None:

@@ -16,9 +16,9 @@ from ..models.accounting import block_values
 from ..models.dit import DiTConfig
 from ..models.kernel_check import wrong_kernels
 from ..router.card import TrainedRouter
-from ..training.execution import named_or_best
-from ..training.machines import GIB, reachable
-from ..training.resources import parse_memory, usable
+from ..training.compute import best_device, usable
+from ..training.memory import GIB, reachable
+from ..training.resources import parse_memory
 from ..training.result import WEIGHTS
 from .pool import ExpertPool, PoolExpert
 from .residency import Residency, Running, Stored
@@ -48,7 +48,7 @@ def placement_of(device: str | torch.device | None, memory: str | float | None, 
     """Where experts go, as the user says it."""
     if weights not in (None, "int8"):
         raise UserError(f"--weights {weights}: use int8, or leave it out for weights of the precision")
-    names = named_or_best(None if device is None else str(device)).split(",")
+    names = best_device(None if device is None else str(device)).split(",")
     for name in names:
         if not usable(name):
             raise UserError(f"--device {name}: this machine has none; use cpu")

@@ -20,8 +20,8 @@ from ..artifacts import UserError
 from ..diffusion import Condition, Schedule
 from ..islands.expert import ExpertCard, bridged
 from ..models.kernel_check import use_kernels
-from ..training.execution import Execution
-from ..training.step import arrange
+from ..training.compute import ComputeConfig
+from ..training.loop import prepare_blocks
 from .graphs import SHAPES, Function, GraphRunner
 from .weights import Layout, WeightsFile
 
@@ -77,7 +77,7 @@ class Slot:
             network = layout.network(self.memory)
             use_kernels(network)
             if self._running.compiled:
-                arrange(network, Execution(compiling="blocks"))
+                prepare_blocks(network, ComputeConfig(compile="blocks"))
             bridge = bridged(network, card, onto)
 
             def answer(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:

@@ -1,1 +1,5 @@
-"""The training loop and what it is made of: recipe, execution, feed, step, state, checkpoints, teams."""
+"""What trains experts, routers and students: one loop (`fit`), its checkpoints, and how it is computed."""
+
+
+class StopRequested(Exception):
+    """Training stopped on a signal after saving; the same command resumes."""

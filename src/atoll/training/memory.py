@@ -1,143 +1,182 @@
-"""What a training needs of a card, and the execution that makes the best of one.
+"""What a training needs of a device, and the settings that make the best of one.
 
-Memory is counted: float32 weights and gradients, the moments and the average as they are stored, the copy of the
-weights that bfloat16 computes with, the activations of one micro-batch, what the largest kernels need on the side, and
-what the allocator loses between blocks.
-
-Time is a roofline over three things: matrix products at shares of the card's rate; all between them, which moves a
-constant number of bytes per value of the residual stream, at its bandwidth; and the weights, which every micro-batch
-reads to accumulate gradients and every step to update. A network so small that the host cannot start its kernels in
-that time waits for the host instead, unless the step is a replayed graph. benchmarks/train_step.py compares both with
-an H200.
+Memory is counted: weights, gradients, average and moments as they are stored, the copy of the weights that bfloat16
+computes with, and the activations of one micro-batch. Speed is the network's FLOPs at one utilization of the device.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
-from ..models.accounting import BFLOAT16, FLOAT32, Cost
-from .execution import Execution
-from .machines import GIB, MEASURED_SHARE, Machine
+import torch
 
-USABLE = 0.9  # of a card's memory; the rest is the driver's, the display's and the allocator's
+from ..models.accounting import BFLOAT16, FLOAT32, Cost
+from .compute import ComputeConfig
+
+GIB = 2**30
+USABLE = 0.9  # of a GPU's memory; the rest is the driver's, the display's and the allocator's
 RESERVE = 0.5 * GIB  # workspaces of libraries
-KEPT_SHARE = 0.8  # of the activations an eager pass keeps, that a compiled one does
-SCATTERED = 1.1  # memory taken over memory used, where micro-batches or recomputed blocks take turns in it
 EIGHT_BIT = 1.0 + 4.0 / 256.0  # bytes per value: a code, and a scale for every 256
-MATRIX_SHARE = 0.9  # of the rate of a large product that the network's linear maps reach on average
-ATTENTION_SHARE = 0.19  # and attention, whose products are small and whose softmax is none
-ATTENTION_PASSES = 3.5  # its backward pass makes the weights again: two and a half forward passes
-STREAM_BYTES = 165.0  # moved per value of the residual stream and block, forward and backward, outside products
-ACCUMULATED_BYTES = 26.0  # moved per weight and micro-batch: narrow copies, gradients written, cast and added
-UPDATED_BYTES = 50.0  # moved per weight and step: norm, moments, weights, average
-GAP_SECONDS = 0.12e-3  # per block and micro-batch: some sixty kernels, each begun after the one before has ended
-HOST_SECONDS = 1.0e-3  # per block and micro-batch: the host starting them, where they are not a graph
-EIGHT_BIT_SHARE = 0.98  # of the speed that is left with moments in eight bits
+UTILIZATION = 0.4  # of a device's matrix rate that training reaches (0.42 on an H200 with 607M weights)
+PASS_IMAGES = 4  # images that take as long as what a micro-batch costs in itself: all weights are read, and gradients
+PASS_SECONDS = 1e-3  # that a micro-batch takes at least, however small the network
 HOST_ACTIVATIONS = 0.5 * GIB  # of a micro-batch on a CPU, which takes no less time for more
-CORE_SHARE = 0.6  # of a core's rate at products its cache holds, that a step in eager mode reaches (two Xeon cores)
-CORE_SECONDS = 2.5e-3  # per block and micro-batch, whatever its size
-APPLE_SHARE = 0.3  # of an Apple GPU's rate in eager mode; a guess
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory in GiB and matrix rate in TFLOP/s (dense, bfloat16 if it has that), of one core if it is a CPU.
+
+    `kind` is the device as torch names it. An order trains on one core of a CPU, so `cores` orders train side by side.
+    """
+
+    memory: float
+    tflops: float
+    bfloat16: bool = True
+    kind: str = "cuda"
+    cores: int = 1
+
+
+_SHEETS = {  # GiB and TFLOP/s, by the makers' data sheets
+    **{"H200": (139, 989), "H100": (80, 989), "A100-80GB": (80, 312), "A100-40GB": (40, 312), "L40S": (48, 362)},
+    **{"A6000": (48, 155), "A10": (24, 125), "L4": (24, 121), "RTX 5090": (32, 209), "RTX 4090": (24, 165)},
+    **{"RTX 4080": (16, 97), "RTX 4070": (12, 58), "RTX 3090": (24, 71), "RTX 3080": (10, 59), "RTX 3060": (12, 25)},
+}
+_OLDER = {"V100": (16, 15.7), "T4": (16, 8.1)}  # in float32
+GPUS = {name: Machine(*row) for name, row in _SHEETS.items()}
+GPUS |= {name: Machine(*row, bfloat16=False) for name, row in _OLDER.items()}
+CPU_TFLOPS, APPLE_TFLOPS = 0.08, 2.6
+OTHERS = {
+    "Apple": Machine(8, APPLE_TFLOPS, bfloat16=False, kind="mps"),  # the smallest M1
+    "CPU": Machine(8, CPU_TFLOPS, bfloat16=False, kind="cpu", cores=4),  # `CPU 16 cores`
+}
+MACHINES = GPUS | OTHERS
+
+
+def machine_named(text: str) -> Machine:
+    """A machine of the table, however it is spaced: `RTX 4090`, `rtx4090`, `4090`; of a CPU, `CPU 16 cores`."""
+    name, _, cores = re.fullmatch(r"(.*?)(\s+(\d+)\s*cores?)?\s*", text).groups()  # type: ignore[union-attr]
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    known = {re.sub(r"[^a-z0-9]", "", each.lower()): each for each in MACHINES}
+    found = known.get(plain) or known.get(f"rtx{plain}")
+    if found is None:
+        near = [known[each] for each in difflib.get_close_matches(plain, known, n=3, cutoff=0.6)]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(MACHINES)};"
+        raise ValueError(f"machine {text!r} is not known; {hint} or give memory (GiB) and tflops")
+    machine = MACHINES[found]
+    if cores is None:
+        return machine
+    if machine.kind != "cpu":
+        raise ValueError(f"{text!r}: cores count for a CPU only; leave them out")
+    return replace(machine, cores=int(cores))
+
+
+def this_machine(device: str, limit: float | None = None) -> Machine:
+    """The device as it is now, with at most `limit` GiB: free memory, and on CUDA the measured rate."""
+    kind = torch.device(device).type
+    if kind == "mps":
+        memory = torch.mps.recommended_max_memory() / GIB
+        return Machine(memory, APPLE_TFLOPS, bfloat16=False, kind="mps")
+    if kind != "cuda":
+        return Machine(free_memory_gib(), CPU_TFLOPS, bfloat16=False, kind="cpu", cores=usable_cores())
+    gpu = torch.device(device)
+    bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    rate = product_rate(gpu, torch.bfloat16 if bfloat16 else torch.float32)
+    return Machine(min(limit or math.inf, reachable(gpu)), rate / 1e12, bfloat16)
+
+
+def product_rate(device: torch.device, dtype: torch.dtype, size: int = 4096, times: int = 10) -> float:
+    """FLOP per second of a large matrix product on a CUDA device."""
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    for counted in (0, times):  # the first are slow
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        for _ in range(counted or 3):
+            a @ a
+        torch.cuda.synchronize(device)
+    return 2 * size**3 * times / (time.perf_counter() - began)
+
+
+def reachable(device: torch.device) -> float:
+    """GiB of a CUDA device that are free or already this process's."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return (free + torch.cuda.memory_reserved(device)) / GIB
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory_gib() -> float:
+    """Memory of this machine that programs can still have; 8 where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as lines:
+            kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 8.0
+    return kib / 2**20
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How one architecture trains on one machine under one execution, as predicted."""
+    """How one network trains on one machine under some settings, as predicted."""
 
-    execution: Execution
+    compute: ComputeConfig
     memory_gib: float
     images_per_s: float
 
     @staticmethod
-    def of(cost: Cost, machine: Machine, execution: Execution, batch: int, samples: int = 0) -> Fit:
-        memory, speed = footprint(cost, execution, batch, samples), images_per_s(cost, machine, execution, batch)
-        return Fit(execution, round(memory, 2), round(speed, 2))
+    def of(cost: Cost, machine: Machine, compute: ComputeConfig, batch: int) -> Fit:
+        memory, speed = footprint(cost, compute, batch), images_per_s(cost, machine, compute, batch)
+        return Fit(compute, round(memory, 2), round(speed, 2))
 
     def sentence(self, memory: float, images: int) -> str:
-        """One line for people: what was chosen, GiB of GiB, images/s, hours."""
+        """One line: settings, GiB of GiB, images/s, hours."""
         hours = images / self.images_per_s / 3600
         return (
-            f"{self.execution.in_words}: about {self.memory_gib:.1f} of {memory:.1f} GiB, "
+            f"{self.compute.in_words}: about {self.memory_gib:.1f} of {memory:.1f} GiB, "
             f"{self.images_per_s:,.0f} images/s, {hours:,.1f} hours"
         )
 
 
-def footprint(cost: Cost, execution: Execution, batch: int, samples: int = 0) -> float:
-    """GiB of device memory that training takes; `samples` is the bytes of its data, wherever they lie."""
-    narrow = execution.precision != "float32"
-    moments = 2 * (FLOAT32 if execution.moments == "float32" else EIGHT_BIT)
-    per_weight = 3 * FLOAT32 + moments
-    per_weight += BFLOAT16 if narrow else 0
-    value_bytes = BFLOAT16 if narrow else FLOAT32
-    micro_batch = execution.micro_batch or batch
-    kept = cost.activation_bytes(micro_batch, recomputed_blocks=execution.recomputed_blocks, value_bytes=value_bytes)
-    aside = micro_batch * value_bytes * cost.block_values / 2  # gradients on their way through one block
-    share = KEPT_SHARE if execution.device.startswith("cuda") else 1.0
-    used = per_weight * cost.parameters + share * (kept + aside) + RESERVE
-    used += samples if execution.samples == "device" else 0
-    in_turns = micro_batch < batch or execution.recomputed_blocks > 0
-    return used * (SCATTERED if in_turns else 1.0) / GIB
+def footprint(cost: Cost, compute: ComputeConfig, batch: int) -> float:
+    """GiB of device memory that training takes."""
+    value_bytes = FLOAT32 if compute.precision == "float32" else BFLOAT16
+    moments = 2 * (FLOAT32 if compute.moments == "float32" else EIGHT_BIT)
+    per_weight = 3 * FLOAT32 + moments + (0 if compute.precision == "float32" else BFLOAT16)
+    activations = cost.activation_bytes(
+        compute.micro_batch or batch, recomputed_blocks=compute.checkpointed_blocks, value_bytes=value_bytes
+    )
+    return (per_weight * cost.parameters + activations + RESERVE) / GIB
 
 
-def images_per_s(cost: Cost, machine: Machine, execution: Execution, batch: int) -> float:
+def images_per_s(cost: Cost, machine: Machine, compute: ComputeConfig, batch: int) -> float:
     """Predicted images per second; on a CPU of one core."""
-    micro_batch = execution.micro_batch or batch
-    passes = -(-batch // micro_batch)
-    if machine.kind != "cuda":
-        share, begun = (CORE_SHARE, CORE_SECONDS) if machine.kind == "cpu" else (APPLE_SHARE, HOST_SECONDS)
-        eager = batch * cost.flops_training / (machine.tflops * share * 1e12) + begun * cost.depth * passes
-        return batch / eager
-    bandwidth = machine.bandwidth * MEASURED_SHARE[1] * 1e9
-    again = execution.recomputed_blocks / cost.depth / 3  # a third forward pass for those
-    rate = machine.tflops * MEASURED_SHARE[0] * 1e12
-    linear = 3 * (cost.flops_forward - cost.flops_attention) / (rate * MATRIX_SHARE)
-    arithmetic = linear + ATTENTION_PASSES * cost.flops_attention / (rate * ATTENTION_SHARE)
-    moved = cost.block_input_values * cost.depth * STREAM_BYTES / bandwidth
-    moved *= 2.0 if execution.precision == "float32" else 1.0
-    device = batch * (arithmetic + moved) * (1.0 + again) + GAP_SECONDS * cost.depth * passes
-    device += cost.parameters * (passes * ACCUMULATED_BYTES + UPDATED_BYTES) / bandwidth
-    host = 0.0 if execution.compiling == "graph" else HOST_SECONDS * cost.depth * passes
-    share = EIGHT_BIT_SHARE if execution.moments == "8-bit" else 1.0
-    return share * batch / max(device, host)
+    again = compute.checkpointed_blocks / cost.depth / 3  # a third forward pass for those
+    slower = (1.0 + again) * (1.0 + PASS_IMAGES / (compute.micro_batch or batch))
+    slower *= 1.02 if compute.moments == "8-bit" else 1.0
+    rate = UTILIZATION * machine.tflops * 1e12 / (cost.flops_training * slower)
+    return min(rate, (compute.micro_batch or batch) / PASS_SECONDS)
 
 
-def plain_execution(cost: Cost, batch: int, device: str, activations: float = HOST_ACTIVATIONS) -> Execution:
-    """How a network trains where there is no CUDA card: by itself and its batch alone, so that equal orders give equal
-    experts. A batch is cut where it would take more than so many bytes of activations, and no less time.
+def host_compute(cost: Cost, batch: int, device: str) -> ComputeConfig:
+    """How a network trains without a CUDA device: by network and batch alone, so that equal orders give equal experts.
+
+    A batch is cut where its activations would take more than HOST_ACTIVATIONS, which takes no more time.
     """
     values = cost.activation_bytes(1, value_bytes=FLOAT32)
-    parts = next((size for size in divisors(batch) if size * values <= activations), 1)
-    return Execution(device=device, micro_batch=None if parts == batch else parts)
-
-
-def options(
-    cost: Cost, machine: Machine, batch: int, device: str, eight_bit: bool, insisted: Mapping[str, Any]
-) -> Iterator[Execution]:
-    """Every execution worth a thought on a machine, that has the settings which are `insisted` on."""
-    if machine.kind != "cuda":
-        yield Execution.model_validate({**plain_execution(cost, batch, machine.kind).model_dump(), **insisted})
-        return
-    worth: dict[str, Sequence[Any]] = {
-        "micro_batch": divisors(batch),
-        "recomputed_blocks": sorted({round(cost.depth * eighths / 8) for eighths in range(9)}),
-        "moments": ("float32", "8-bit") if eight_bit else ("float32",),
-    }
-    worth |= {name: (value,) for name, value in insisted.items() if name in worth}
-    for choice in itertools.product(*worth.values()):
-        settings = dict(zip(worth, choice, strict=True))
-        yield Execution.model_validate(
-            {
-                "device": device,
-                "precision": "bfloat16" if machine.bfloat16 else "float32",
-                "compiling": "graph",
-                **settings,
-                **insisted,
-            }
-        )
+    parts = next((size for size in divisors(batch) if size * values <= HOST_ACTIVATIONS), 1)
+    return ComputeConfig(device=device, micro_batch=None if parts == batch else parts)
 
 
 def fits(
@@ -146,33 +185,35 @@ def fits(
     batch: int,
     *,
     device: str = "cuda",
-    samples: int = 0,
     eight_bit: bool | None = None,
     insisted: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Fit]:
-    """All executions that fit, the best first.
+    """All settings worth trying that fit on a machine, the fastest first.
 
-    `samples` bytes of data lie there too if a tenth of the card is enough, unless nothing fits beside them.
-    `eight_bit`: whether moments may be stored so; None: if torchao is installed here.
-    `insisted`: settings of an execution that are not to be chosen.
+    `eight_bit`: whether moments may be stored so; None: if torchao is installed. `insisted`: settings not to choose.
     """
+    if machine.kind != "cuda":
+        chosen = host_compute(cost, batch, machine.kind).model_dump()
+        found = [Fit.of(cost, machine, ComputeConfig.model_validate({**chosen, **insisted}), batch)]
+        return [fit for fit in found if fit.memory_gib <= USABLE * machine.memory]
     eight_bit = find_spec("torchao") is not None if eight_bit is None else eight_bit
-    if 0 < samples <= 0.1 * machine.memory * GIB and "samples" not in insisted and machine.kind == "cuda":
-        beside = {**insisted, "samples": "device"}
-        found = fits(cost, machine, batch, device=device, samples=samples, eight_bit=eight_bit, insisted=beside)
-        if found:
-            return found
+    worth: dict[str, Any] = {
+        "micro_batch": divisors(batch),
+        "checkpointed_blocks": [0, cost.depth // 2, cost.depth],
+        "moments": ["float32", "8-bit"] if eight_bit else ["float32"],
+    }
+    worth |= {name: [value] for name, value in insisted.items() if name in worth}
+    precision = "bfloat16" if machine.bfloat16 else "float32"
+    fixed = {"device": device, "precision": precision, "compile": "cuda-graph", **insisted}
     found = []
-    for execution in options(cost, machine, batch, device, eight_bit, insisted):
-        memory = footprint(cost, execution, batch, samples)
-        if memory <= USABLE * machine.memory:
-            found.append(Fit.of(cost, machine, execution, batch, samples))
-    return sorted(found, key=lambda fit: (-preference(fit), fit.memory_gib))
-
-
-def preference(fit: Fit) -> float:
-    """Predicted speed; where it is all the same, plain storage."""
-    return fit.images_per_s * (1.005 if fit.execution.moments == "float32" else 1.0)
+    for values in itertools.product(*worth.values()):
+        compute = ComputeConfig.model_validate({**fixed, **dict(zip(worth, values, strict=True))})
+        if compute.moments == "8-bit" and "compile" not in insisted:  # the host has a part in such a step
+            compute = compute.model_copy(update={"compile": "blocks"})
+        fit = Fit.of(cost, machine, compute, batch)
+        if fit.memory_gib <= USABLE * machine.memory:
+            found.append(fit)
+    return sorted(found, key=lambda fit: (-fit.images_per_s, fit.memory_gib))
 
 
 def divisors(batch: int) -> list[int]:

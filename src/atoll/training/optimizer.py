@@ -1,252 +1,92 @@
-"""AdamW, set up one way for every loop, its step guarded on the device.
-
-Both storages of the moments take the same two scalars before a step, as torch's fused AdamW does for loss scaling:
-`grad_scale` divides the gradients (that is how they are clipped, in the pass that reads them anyway), and
-`found_inf` = 1 makes the step change nothing, weights, moments and step count alike. Neither is read by the host.
-"""
+"""AdamW, set up one way for every training: torch's fused one, or torchao's with moments in 8 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from .execution import Execution
-from .recipe import Training
+from .compute import ComputeConfig
+from .config import TrainConfig
 
-EPS = 1e-8
-MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for the first and the second
-BLOCK = 256  # values of a moment that share one scale, as in torchao
-SMALLEST_QUANTISED = 4096  # values; smaller tensors weigh nothing, and biases are worth their precision
+EIGHT_BIT = ("codes", "scale", "qmap")  # of a moment that torchao stores in 8 bits
 
 
-def adamw(module: nn.Module, training: Training, execution: Execution) -> GuardedAdamW | GuardedAdamW8bit:
-    """AdamW; only matrices decay, not biases, norms or embeddings of one dimension. All memory is taken here."""
+def adamw(module: nn.Module, training: TrainConfig, compute: ComputeConfig) -> Optimizer:
+    """AdamW whose learning rate is one tensor on the device; only matrices decay. Memory for the moments is taken here.
+
+    A replayed CUDA graph reads the learning rate from that tensor, so change it in place (`set_learning_rate`).
+    """
     trained = [p for p in module.parameters() if p.requires_grad]
+    device = trained[0].device
     kinds = ([p for p in trained if p.ndim >= 2], training.weight_decay), ([p for p in trained if p.ndim < 2], 0.0)
     groups = [{"params": members, "weight_decay": decay} for members, decay in kinds if members]
-    family = GuardedAdamW8bit if execution.moments == "8-bit" else GuardedAdamW
-    return family(groups, training.betas, torch.zeros((), device=trained[0].device))
+    rate = torch.zeros((), device=device)
+    optimizer: Optimizer
+    if compute.moments == "8-bit":
+        from torchao.optim import AdamW8bit
+
+        optimizer = AdamW8bit(groups, lr=rate, betas=training.betas)
+    else:  # Apple's fused kernels ignore `found_inf` (torch 2.11)
+        fused, graphs = device.type != "mps", device.type == "cuda"
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=training.betas, fused=fused, capturable=graphs)
+    for parameter in trained:  # a step at learning rate zero makes the moments and changes no weight
+        parameter.grad = torch.zeros_like(parameter)
+    take_step(optimizer)
+    optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        state["step"].zero_()
+    return optimizer
 
 
-class GuardedAdamW(torch.optim.AdamW):
-    """torch's fused AdamW; `rate` is a scalar on the device, so that a replayed graph sees it change.
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"].fill_(rate)
 
-    Apple's fused kernels take no notice of the two scalars (torch 2.11), so there, with `fused` False, the host does.
+
+@torch.no_grad()
+def guarded_step(optimizer: Optimizer, scale: Tensor, finite: Tensor) -> None:
+    """A step with all gradients divided by `scale`; unless `finite` is 1, nothing changes at all.
+
+    torch's fused kernels read both scalars on the device, as for loss scaling; otherwise the host waits for them.
     """
-
-    grad_scale: Tensor
-    found_inf: Tensor
-
-    def __init__(
-        self, groups: list[dict[str, Any]], betas: tuple[float, float], rate: Tensor, fused: bool | None = None
-    ) -> None:
-        self._fused = rate.device.type != "mps" if fused is None else fused
-        graphs = rate.device.type == "cuda"
-        super().__init__(groups, lr=rate, betas=betas, eps=EPS, fused=self._fused, capturable=graphs)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None, "the loop computes gradients itself"
-        if not self._fused:
-            # torch refuses the scalars where it does not use them, so they are taken away
-            scale, skip = self.__dict__.pop("grad_scale"), self.__dict__.pop("found_inf")
-            if bool(skip > 0):
-                return
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.div_(scale)
-        super().step()
-
-    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """The state of one parameter, by torch's names."""
-        return dict(self.state[parameter])
-
-    def restore_moments(self, parameter: nn.Parameter, saved: dict[str, Tensor]) -> None:
-        """Take over a saved state of either storage."""
-        for name, value in self.state[parameter].items():
-            value.copy_(moment_in_float32(saved, name).view_as(value))
+    if optimizer.defaults.get("fused"):
+        optimizer.grad_scale, optimizer.found_inf = scale, 1.0 - finite  # type: ignore[attr-defined]
+        take_step(optimizer)
+    elif bool(finite > 0):
+        for group in optimizer.param_groups:
+            torch._foreach_div_([p.grad for p in group["params"] if p.grad is not None], scale)
+        take_step(optimizer)
 
 
-class GuardedAdamW8bit(torch.optim.Optimizer):
-    """AdamW whose moments are stored in eight bits, each block of 256 with a scale of its own (Dettmers et al.).
-
-    What the codes mean and how numbers are rounded to them is torchao's; the update is ours, since torchao's has no
-    guard. Parameters too small to be worth it, and those that are not whole blocks, keep float32 moments.
-    """
-
-    grad_scale: Tensor
-    found_inf: Tensor
-
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], rate: Tensor) -> None:
-        super().__init__(groups, {"lr": rate, "betas": betas})
-        plain = [{**group, "params": [p for p in group["params"] if not quantisable(p)]} for group in groups]
-        self._plain = GuardedAdamW([group for group in plain if group["params"]], betas, rate)
-        self._count = torch.zeros((), dtype=torch.float32, device=rate.device)
-        self._meanings = {name: meaning_of_codes(name).to(rate.device) for name in MOMENTS}
-        for group in self.param_groups:
-            for parameter in filter(quantisable, group["params"]):
-                self.state[parameter] = {name: Quantised.zeros(parameter) for name in MOMENTS}
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None, "the loop computes gradients itself"
-        self._plain.found_inf, self._plain.grad_scale = self.found_inf, self.grad_scale
-        self._plain.step()
-        self._count += 1.0 - self.found_inf
-        update = compiled_update() if self._count.device.type == "cuda" else guarded_update
-        for group in self.param_groups:
-            for parameter in filter(quantisable, group["params"]):
-                if parameter.grad is None:
-                    continue  # as torch's AdamW does
-                first, second = (self.state[parameter][name] for name in MOMENTS)
-                update(
-                    parameter.detach().view(-1, BLOCK),
-                    parameter.grad.view(-1, BLOCK),
-                    first.codes,
-                    first.scale,
-                    second.codes,
-                    second.scale,
-                    self._meanings["exp_avg"],
-                    self._meanings["exp_avg_sq"],
-                    self._count,
-                    group["lr"],
-                    self.grad_scale,
-                    self.found_inf,
-                    group["betas"],
-                    group["weight_decay"],
-                )
-
-    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """The state of one parameter as it is stored: codes, scales and the number each code stands for."""
-        if not quantisable(parameter):
-            return self._plain.moments(parameter)
-        stored = {"step": self._count}
-        for name in MOMENTS:
-            moment = self.state[parameter][name]
-            stored |= {
-                f"{name}.codes": moment.codes,
-                f"{name}.scale": moment.scale,
-                f"{name}.map": self._meanings[name],
-            }
-        return stored
-
-    @torch.no_grad()
-    def restore_moments(self, parameter: nn.Parameter, saved: dict[str, Tensor]) -> None:
-        """Take over a saved state of either storage."""
-        if not quantisable(parameter):
-            self._plain.restore_moments(parameter, saved)
-            return
-        self._count.copy_(saved["step"])
-        for name in MOMENTS:
-            moment = self.state[parameter][name]
-            if f"{name}.codes" in saved:
-                moment.codes.copy_(saved[f"{name}.codes"])
-                moment.scale.copy_(saved[f"{name}.scale"])
-            else:
-                values = saved[name].to(moment.codes.device).view(-1, BLOCK)
-                codes, scale = quantised(values, self._meanings[name])
-                moment.codes.copy_(codes)
-                moment.scale.copy_(scale)
+def take_step(optimizer: Optimizer) -> None:
+    """A step; torchao compiles its own for every shape of weights, which a CPU is not worth."""
+    on_cpu = optimizer.param_groups[0]["lr"].device.type == "cpu"
+    with torch.compiler.set_stance("force_eager") if on_cpu and not optimizer.defaults.get("fused") else nullcontext():
+        optimizer.step()
 
 
-@dataclass(frozen=True)
-class Quantised:
-    """A moment in eight bits: codes uint8 [blocks, 256] and scale float32 [blocks]."""
-
-    codes: Tensor
-    scale: Tensor
-
-    @staticmethod
-    def zeros(parameter: nn.Parameter) -> Quantised:
-        blocks = parameter.numel() // BLOCK
-        codes = torch.zeros(blocks, BLOCK, dtype=torch.uint8, device=parameter.device)
-        return Quantised(codes, torch.zeros(blocks, device=parameter.device))
+def moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """`step`, `exp_avg` and `exp_avg_sq` of one parameter; in 8 bits as codes, scales and the number of each code."""
+    flat: dict[str, Tensor] = {}
+    for name, value in optimizer.state[parameter].items():
+        parts = {"": value} if type(value) is Tensor else {f".{part}": getattr(value, part) for part in EIGHT_BIT}
+        flat |= {name + part: tensor for part, tensor in parts.items()}
+    return flat
 
 
-def quantisable(parameter: Tensor) -> bool:
-    return parameter.numel() >= SMALLEST_QUANTISED and parameter.numel() % BLOCK == 0
-
-
-@cache
-def meaning_of_codes(moment: str) -> Tensor:
-    """The number in [-1, 1] that each code stands for, float32 [256]: fine near zero; second moments have no sign."""
-    from torchao.optim.quant_utils import create_dynamic_map
-
-    return torch.tensor(create_dynamic_map(signed=moment == "exp_avg"))
-
-
-def quantised(values: Tensor, meaning: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes uint8 [blocks, 256] and scales [blocks] nearest to values [blocks, 256]."""
-    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
-
-    scaled, scale = scale_tensor(values, BLOCK)
-    return quantize_8bit_with_qmap(scaled, meaning), scale
-
-
-def restored(codes: Tensor, scale: Tensor, meaning: Tensor) -> Tensor:
-    """What quantised values stand for, float32 [blocks, 256]; needs no torchao, so that any machine can go on."""
-    return meaning[codes.int()] * scale[:, None]
-
-
-def moment_in_float32(saved: dict[str, Tensor], name: str) -> Tensor:
-    """A saved moment, whichever way it was stored."""
-    if name in saved:
-        return saved[name]
-    return restored(*(saved[f"{name}.{part}"] for part in ("codes", "scale", "map")))
-
-
-@cache
-def compiled_update() -> Callable[..., None]:
-    """One kernel for parameters of any number of blocks."""
-    compiled: Callable[..., None] = torch.compile(guarded_update, fullgraph=True, dynamic=True)
-    return compiled
-
-
-def guarded_update(
-    weight: Tensor,
-    gradient: Tensor,
-    first_codes: Tensor,
-    first_scale: Tensor,
-    second_codes: Tensor,
-    second_scale: Tensor,
-    first_meaning: Tensor,
-    second_meaning: Tensor,
-    count: Tensor,
-    rate: Tensor,
-    grad_scale: Tensor,
-    found_inf: Tensor,
-    betas: tuple[float, float],
-    weight_decay: float,
-) -> None:
-    """AdamW's update (Loshchilov and Hutter, algorithm 2) of one tensor in blocks [blocks, 256], or none at all:
-
-    m <- m + (1 - b1) (g - m),  v <- v + (1 - b2) (g^2 - v),
-    w <- w - rate (decay w + m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + eps)).
-    """
-    skip = found_inf > 0
-    gradient = gradient / grad_scale
-    m = torch.lerp(restored(first_codes, first_scale, first_meaning), gradient, 1.0 - betas[0])
-    v = torch.lerp(restored(second_codes, second_scale, second_meaning), gradient * gradient, 1.0 - betas[1])
-    root = (v / (1.0 - betas[1] ** count)).sqrt() + EPS
-    step = weight_decay * weight + m / (1.0 - betas[0] ** count) / root
-    weight.copy_(torch.where(skip, weight, weight - rate * step))
-    for codes, scale, moment, meaning in (
-        (first_codes, first_scale, m, first_meaning),
-        (second_codes, second_scale, v, second_meaning),
-    ):
-        new_codes, new_scale = quantised(moment, meaning)
-        codes.copy_(torch.where(skip, codes, new_codes))
-        scale.copy_(torch.where(skip, scale, new_scale))
+@torch.no_grad()
+def restore_moments(optimizer: Optimizer, parameter: nn.Parameter, saved: dict[str, Tensor]) -> None:
+    """Take over what `moments` gave, from either storage."""
+    for name, value in optimizer.state[parameter].items():
+        if name in saved:
+            value.copy_(saved[name].to(value.device))  # rounds where the storage is of 8 bits
+            continue
+        codes, scale, qmap = (saved[f"{name}.{part}"] for part in EIGHT_BIT)
+        if type(value) is Tensor:
+            value.copy_((qmap[codes.int()].view(len(scale), -1) * scale[:, None]).view_as(value))
+        else:
+            value.codes.copy_(codes)
+            value.scale.copy_(scale)

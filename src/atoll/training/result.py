@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,30 +37,42 @@ Card = TypeVar("Card", bound=BaseModel)
 Network = TypeVar("Network", bound=nn.Module)
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a finished training adds to weights and metrics: the manifest's config and license, and further files."""
+
+    config: Mapping[str, Any]
+    license: str | None
+    files: Mapping[str, bytes]
+
+
 def write_result(
     folder: Path,
     kind: str,
     weights: Mapping[str, Tensor],
-    texts: Mapping[str, bytes],
+    result: Result,
     metrics: Sequence[Mapping[str, Any]],
     *,
-    config: Mapping[str, Any],
     parents: Mapping[str, str],
-    license: str | None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
-    """Write model.safetensors (float32), metrics.jsonl and `texts` into `folder`, and finalize it."""
+    """Write model.safetensors (float32), metrics.jsonl and the result's files into `folder`, and finalize it."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
-    tensors = as_saved(weights)
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in metrics)
+    files = {**result.files, "metrics.jsonl": lines.encode()}
     with storage_errors(str(folder)):
-        save_file(tensors, folder / WEIGHTS)
-        files = {**texts, "metrics.jsonl": lines.encode()}
+        save_file(as_saved(weights), folder / WEIGHTS)
         for name, content in files.items():
             write_atomic(folder / name, content)
         return finalize(
-            folder, [WEIGHTS, *files], kind, config=config, parents=parents, license=license, provenance=provenance
+            folder,
+            [WEIGHTS, *files],
+            kind,
+            config=result.config,
+            parents=parents,
+            license=result.license,
+            provenance=provenance,
         )
 
 

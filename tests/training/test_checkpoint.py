@@ -17,20 +17,19 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
-from toys import TRAINING, ToyLearner, fitted, fresh, same
+from toys import TRAINING, ToyTask, fitted, fresh, same
 
 from atoll.artifacts import UserError
-from atoll.training import checkpoints as module
-from atoll.training.checkpoints import Checkpoints, Ledger, save_execution, saved_execution
-from atoll.training.execution import Execution
-from atoll.training.state import TrainingState
+from atoll.training import checkpoint as module
+from atoll.training.checkpoint import Checkpoints, Ledger, TrainingState, save_compute, saved_compute
+from atoll.training.compute import ComputeConfig
 
 GIB = 2**30
 
 
-def state_of(seed: int = 0, *, size: int = 4, images: int = 0, **execution: object) -> TrainingState:
+def state_of(seed: int = 0, *, size: int = 4, images: int = 0, **compute: object) -> TrainingState:
     """A state full of different numbers."""
-    state = TrainingState(fresh(size), TRAINING, Execution.model_validate(execution))
+    state = TrainingState(fresh(size), TRAINING, ComputeConfig.model_validate(compute))
     numbers = torch.Generator().manual_seed(seed)
     for value in state.tensors().values():
         if value.is_floating_point():
@@ -171,8 +170,8 @@ import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from atoll.artifacts import UserError
-from atoll.training.checkpoints import Checkpoints, Ledger
-from test_checkpoints import state_of
+from atoll.training.checkpoint import Checkpoints, Ledger
+from test_checkpoint import state_of
 try:
     with Checkpoints(Path("small/state"), seconds=0) as checkpoints:
         checkpoints.begin({{}}, "order")
@@ -258,13 +257,13 @@ def test_a_training_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
     unbroken = fitted(tmp_path / "unbroken")
     kept: dict[int, bytes] = {}
 
-    class Keeping(ToyLearner):
-        def draw(self, images: int, batch: int, part: slice) -> dict[str, torch.Tensor]:
+    class Keeping(ToyTask):
+        def batch(self, images: int, size: int, rows: slice) -> dict[str, torch.Tensor]:
             while any(thread.name == "atoll-checkpoint" for thread in threading.enumerate()):
                 time.sleep(0.001)  # so that every step is saved
             if images:
                 kept[images] = (tmp_path / "often" / f"{images:012d}.safetensors").read_bytes()
-            return super().draw(images, batch, part)
+            return super().batch(images, size, rows)
 
     fitted(tmp_path / "often", Keeping(), checkpoint_seconds=0.0)
     assert len(kept) == 39
@@ -272,19 +271,19 @@ def test_a_training_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
         folder = tmp_path / f"from-{images}"
         folder.mkdir()
         (folder / f"{images:012d}.safetensors").write_bytes(content)
-        learner = ToyLearner()
+        learner = ToyTask()
         assert same(fitted(folder, learner), unbroken)
         assert learner.drawn[0][0] == images
 
 
 def test_the_execution_is_kept_beside_the_state(tmp_path: Path) -> None:
-    assert saved_execution(tmp_path) is None
-    execution = Execution(micro_batch=8, precision="bfloat16")
-    save_execution(tmp_path, execution)
-    assert saved_execution(tmp_path) == execution
-    (tmp_path / "execution.json").write_text('{"device": "cpu", "warp": 9}')
+    assert saved_compute(tmp_path) is None
+    execution = ComputeConfig(micro_batch=8, precision="bfloat16")
+    save_compute(tmp_path, execution)
+    assert saved_compute(tmp_path) == execution
+    (tmp_path / "compute.json").write_text('{"device": "cpu", "warp": 9}')
     with pytest.raises(UserError, match="warp") as caught:
-        saved_execution(tmp_path)
+        saved_compute(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -303,10 +302,10 @@ def test_buffers_of_a_network_are_saved_too(tmp_path: Path) -> None:
             self.register_buffer("count", torch.tensor(3))
 
     network = Counting()
-    state = TrainingState(network, TRAINING, Execution())
+    state = TrainingState(network, TRAINING, ComputeConfig())
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, Ledger())
-    other = TrainingState(copy.deepcopy(network), TRAINING, Execution())
+    other = TrainingState(copy.deepcopy(network), TRAINING, ComputeConfig())
     other.network.get_buffer("count").zero_()
     Checkpoints(tmp_path).restore(other)
     assert int(other.network.get_buffer("count")) == 3

@@ -6,11 +6,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from atoll.training.config import TrainConfig
 from atoll.training.loop import report_due
-from atoll.training.recipe import Training
 from atoll.training.seeds import generator, seed_from
 
-RECIPE = Training(images=1000, batch=10, learning_rate=0.1, ema_images=100, seed=0)
+RECIPE = TrainConfig(images=1000, batch=10, learning_rate=0.1, ema_images=100, seed=0)
 
 
 def test_the_learning_rate_rises_and_falls_in_images() -> None:
@@ -55,4 +55,4 @@ def test_seeds_are_pure_functions_and_zero_is_a_seed() -> None:
 )
 def test_bad_recipes_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        Training.model_validate({**RECIPE.model_dump(), **change})
+        TrainConfig.model_validate({**RECIPE.model_dump(), **change})

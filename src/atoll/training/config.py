@@ -1,4 +1,4 @@
-"""How long and how hard to train, whatever is trained. How that is computed is in execution.py."""
+"""How long and how hard to train, whatever is trained. compute.py has how that is computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Training(BaseModel):
+class TrainConfig(BaseModel):
     """What is learned. Progress is counted in images, so nothing here changes meaning with the batch size."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -24,7 +24,7 @@ class Training(BaseModel):
     condition_dropout: float = Field(0.1, ge=0, lt=1, description="share of samples without their condition")
     seed: int = Field(ge=0, description="of weights, noise and order")
 
-    def over(self, images: int, kept: Collection[str] = ()) -> Training:
+    def over(self, images: int, kept: Collection[str] = ()) -> TrainConfig:
         """The same training for another budget: warm-up and average keep their share of it, but for what is `kept`."""
         share = images / self.images
         scaled = {

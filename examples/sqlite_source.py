@@ -23,8 +23,8 @@ class Sqlite(Source):
         """What there is to read, in a fixed order. Called once, in the main process."""
         with closing(sqlite3.connect(f"{Path(self.place).absolute().as_uri()}?mode=ro", uri=True)) as file:
             (count,) = file.execute("SELECT count(*) FROM images").fetchone()
-        stamp = str(Path(self.place).stat().st_mtime_ns)  # shows a resumed run that the file has changed
-        return row_items(Path(self.place).name, stamp, count)
+        size = Path(self.place).stat().st_size  # shows a resumed run that the file has changed
+        return row_items(Path(self.place).name, size, count)
 
     def read(self, item: Item) -> Iterator[Example | Skipped]:
         """The images of an item. Called in worker processes, for one item at a time."""
@@ -33,6 +33,6 @@ class Sqlite(Source):
             for row, image, caption, label in file.execute(ROWS, (item.stop - item.start, item.start)):
                 name = f"{item.name}/{row}"
                 if image is None:
-                    yield Skipped(name, "", "no image bytes")
+                    yield Skipped(name, "no image bytes")
                 else:
                     yield Example(name, image, (caption,) if caption else (), label)

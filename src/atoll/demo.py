@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .data.prepare import PrepareConfig
+from .data.config import PrepareConfig
 from .partition.config import PartitionConfig
 from .pipeline.settings import Asked, EvalConfig, RunSettings
 from .planning.recipes import PlanConfig, recipe

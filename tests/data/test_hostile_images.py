@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from atoll.artifacts import UserError
+from atoll.data.config import PrepareConfig
 from atoll.data.images import BadImage, to_pixels
-from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data.prepare import prepare
 from atoll.data.sources import Example, open_source
 from hostile_images import SIZE, corpus, encoded, picture
 from image_forms import FORMS, Item

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from atoll.artifacts import Artifact, AtollWarning, UserError, file_lock
 from atoll.cli import main
-from atoll.data import units
-from atoll.data.index import Index, first_rows
-from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data import encode
+from atoll.data.config import PrepareConfig
+from atoll.data.index import Index
+from atoll.data.merge import first_rows
+from atoll.data.prepare import prepare
 from atoll.data.sources import END, SourceConfig, files
 from atoll.data.sources import Item as Item_
 from atoll.data.space import LatentConfig
@@ -109,7 +111,7 @@ def test_an_image_that_is_added_changes_the_digest(tmp_path: Path) -> None:
     ],
 )
 def test_units_follow_from_the_listing(items: list[Item_], sizes: list[int]) -> None:
-    found = list(units.units_of(items))
+    found = list(encode.units_of(items))
     assert [len(unit) for unit in found] == sizes
     assert [item for unit in found for item in unit] == items
 
@@ -123,7 +125,7 @@ def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.Monkey
             met.add(len(images))
             return super().extract(images)
 
-    monkeypatch.setattr(units, "load_extractor", lambda name, device: Watched())
+    monkeypatch.setattr(encode, "load_extractor", lambda name, device: Watched())
     source = folder(tmp_path / "source", pictures(100))
     padded = prepare(source, tmp_path / "padded", CONFIG.model_copy(update={"batch": 7}))
     assert met == {7}
@@ -162,9 +164,9 @@ def test_finished_units_are_not_encoded_again(tmp_path: Path, monkeypatch: pytes
 def unfinished(source: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop a run when two units are done."""
     done: list[int] = []
-    real = units.encode_unit
+    real = encode.encode_unit
 
-    def stop(task: units.UnitTask) -> int:
+    def stop(task: encode.UnitTask) -> int:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(task.number)
@@ -223,7 +225,7 @@ def test_the_source_is_listed_once_and_latents_are_written_once(
     listed: list[str] = []
     real = files.local_files
 
-    def count(root: str) -> Iterator[tuple[str, str]]:
+    def count(root: str) -> Iterator[tuple[str, int]]:
         listed.append(root)
         return real(root)
 

@@ -7,13 +7,13 @@ import hashlib
 import pytest
 
 from atoll.artifacts import UserError
-from atoll.data.captions import from_captions, from_fields, from_json, from_label, from_text
+from atoll.data.captions import from_fields, from_json, from_label, from_text
 from atoll.data.index import split_of
-from atoll.data.text import Words, split_words
+from atoll.data.text import Words, split_words, words_space
 
 
 def test_words_are_ids_of_a_sorted_vocabulary() -> None:
-    words = Words.of({"three", "a", "seven", "handwritten"}, 3)
+    words = Words(words_space(["three a", "A handwritten seven"]))
     assert words.space.vocabulary == ("a", "handwritten", "seven", "three")
     assert words.space.length == 3
     encoded = words.encode(["three", "a SEVEN", ""])
@@ -32,12 +32,12 @@ def test_words_are_ids_of_a_sorted_vocabulary() -> None:
 )
 def test_a_prompt_the_model_cannot_read_is_one_line(prompt: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Words.of({"a", "handwritten", "seven"}, 3).encode([prompt])
+        Words(words_space(["a handwritten seven"])).encode([prompt])
 
 
 def test_a_huge_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="use a pretrained text encoder"):
-        Words.of([f"word{i}" for i in range(70_000)], 1)
+        words_space(f"word{i}" for i in range(70_000))
 
 
 def test_words_of_any_script() -> None:
@@ -50,16 +50,17 @@ def test_what_people_write_about_images() -> None:
     assert from_json(b'{"caption": ["a", "b"], "text": "a", "label": 3}').captions == ("a", "b")
     assert from_json(b"[1]").warnings == ("bad caption: not a JSON object",)
     assert from_json(b"[" * 100_000).warnings == ("bad caption: not JSON",)
-    assert from_captions(7).warnings == ("bad caption: not text",)
-    assert from_captions("x" * 20_000).warnings == ("bad caption: longer than 10000 characters",)
-    assert from_captions("a\0b").warnings == ("bad caption: not UTF-8",)
+    bad_captions = {7: "not text", "x" * 20_000: "longer than 10000 characters", "a\0b": "not UTF-8"}
+    for bad, reason in bad_captions.items():
+        assert from_fields({"text": bad}).warnings == (f"bad caption: {reason}",)
     assert from_label(b" 12\n").label == 12
-    for bad in (-1, True, 1.5, "cat", b"cat", b"", 2**40):
-        assert from_label(bad).warnings == ("bad label: not a whole number from 0",)
+    for label in (-1, True, 1.5, "cat", b"1", 2**40):
+        assert from_fields({"label": label}).warnings == ("bad label: not a whole number from 0",)
+    assert from_label(b"cat").warnings == from_label(b"").warnings == ("bad label: not a whole number from 0",)
     both = from_fields({"label": 1, "cls": 2})
     assert both.label is None
     assert both.warnings == ("bad label: two labels for one image",)
-    assert (both + from_label(2)).label is None, "a third one does not settle it"
+    assert (both + from_label(b"2")).label is None, "a third one does not settle it"
 
 
 def test_splits_are_a_property_of_the_sample() -> None:

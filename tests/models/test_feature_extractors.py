@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 
 from atoll.artifacts import UserError, sha256_file
+from atoll.data.config import PrepareConfig
 from atoll.data.index import Index
-from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data.prepare import prepare
 from atoll.models.feature_extractors import DINOV2, best_extractor, extractor_id, load_extractor
 from atoll.models.inception import network_of_fidelity
 from atoll.partition.config import PartitionConfig

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from atoll.artifacts import Artifact, UserError
 from atoll.cli import main
+from atoll.data.config import PrepareConfig
 from atoll.data.index import Index
-from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data.prepare import prepare
 from atoll.data.shards import data_shards, read_shard, unpack_captions
 from atoll.executor import Executor
 from atoll.partition.config import PartitionConfig

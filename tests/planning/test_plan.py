@@ -9,8 +9,9 @@ import torch
 
 from atoll.artifacts import Artifact, UserError, sha256_file
 from atoll.cli import main
+from atoll.data.config import PrepareConfig
 from atoll.data.dataset import LatentDataset
-from atoll.data.prepare import PrepareConfig, prepare
+from atoll.data.prepare import prepare
 from atoll.diffusion import Kind
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, read_order

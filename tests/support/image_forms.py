@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from atoll.artifacts import Artifact
+from atoll.data.config import PrepareConfig
 from atoll.data.dataset import LatentDataset
-from atoll.data.prepare import PrepareConfig
 from hostile_images import encoded, picture
 
 CONFIG = PrepareConfig(size=16, features="pixels")

@@ -8,7 +8,7 @@ import typer
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..data.classes import class_names
-from ..data.prepare import PrepareConfig
+from ..data.config import PrepareConfig
 from ..data.prepare import prepare as prepare_stage
 from ..data.sources import is_built_in
 from ..executor import default_workers, make_executor
@@ -70,7 +70,7 @@ def print_summary(data: Artifact) -> None:
         print_line(f"without a label: {data.config['unlabelled']:,}")
     print_line(f"prompts: {prompts_of(data)}")
     for reason, count in data.config["skipped"].items():
-        print_line(f"skipped {count:,}: {reason} (skipped.jsonl by id, log.jsonl by name)")
+        print_line(f"skipped {count:,}: {reason} (named in skipped.jsonl)")
 
 
 def prompts_of(data: Artifact) -> str:

@@ -64,7 +64,7 @@ def run(
     if begun is None or (changed and source is not None and find(place.child("data")) is None):
         if source is None:
             raise UserError(f"SOURCE: missing, and {out} holds no {NAME} to resume; name a folder of images")
-        origin = open_source(source, SourceConfig(format=asked.format))
+        origin = open_source(source, SourceConfig(format=asked.format, labels="auto"))
         config = size_run(origin, asked, this_machine(on), compare=compare)
         (place.path / NAME).unlink(missing_ok=True)
     elif changed:

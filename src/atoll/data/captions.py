@@ -33,10 +33,9 @@ class Annotation:
 def from_text(data: bytes) -> Annotation:
     """A .txt file: one caption per line."""
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        return from_fields({"caption": data.decode("utf-8-sig").splitlines()})
     except UnicodeDecodeError:
         return Annotation(warnings=("bad caption: not UTF-8",))
-    return from_captions(lines)
 
 
 def from_json(data: bytes) -> Annotation:
@@ -45,51 +44,39 @@ def from_json(data: bytes) -> Annotation:
         value = json.loads(data)
     except (ValueError, RecursionError):
         return Annotation(warnings=("bad caption: not JSON",))
-    if not isinstance(value, dict):
-        return Annotation(warnings=("bad caption: not a JSON object",))
-    return from_fields(value)
+    return from_fields(value) if isinstance(value, dict) else Annotation(warnings=("bad caption: not a JSON object",))
+
+
+def from_label(data: bytes) -> Annotation:
+    """A .cls file: a number."""
+    text = data.decode("ascii", errors="replace").strip()
+    return from_fields({"label": int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text})
 
 
 def from_fields(fields: Mapping[str, Any]) -> Annotation:
-    """Captions and label among the fields of a record; other fields are ignored."""
+    """Captions (each one text or a list) and label among the fields of a record; other fields are ignored."""
     note = Annotation()
-    for name in CAPTION_NAMES:
-        note += from_captions(fields.get(name))
-    for name in LABEL_NAMES:
-        note += from_label(fields.get(name))
+    for value in (fields.get(name) for name in CAPTION_NAMES):
+        for text in value if isinstance(value, list) else [value]:
+            if text is not None:
+                note += from_caption(text)
+    for value in (fields.get(name) for name in LABEL_NAMES):
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+            note += Annotation(label=value)
+        elif value is not None:
+            note += Annotation(warnings=("bad label: not a whole number from 0",))
     return note
 
 
-def from_captions(value: Any) -> Annotation:
-    """None, one caption or a list of them."""
-    captions: list[str] = []
-    warnings: list[str] = []
-    for text in value if isinstance(value, list) else [value]:
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            warnings.append("bad caption: not text")
-            continue
-        clean = " ".join(text.split())
-        if len(clean) > LONGEST:
-            warnings.append(f"bad caption: longer than {LONGEST} characters")
-        elif not encodable(clean) or "\0" in clean:
-            warnings.append("bad caption: not UTF-8")
-        elif clean:
-            captions.append(clean)
-    return Annotation(tuple(captions), None, tuple(warnings))
-
-
-def from_label(value: Any) -> Annotation:
-    """None or a whole number from 0."""
-    if value is None:
-        return Annotation()
-    if isinstance(value, bytes):
-        text = value.decode("ascii", errors="replace").strip()
-        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        return Annotation(warnings=("bad label: not a whole number from 0",))
-    return Annotation(label=value)
+def from_caption(text: Any) -> Annotation:
+    if not isinstance(text, str):
+        return Annotation(warnings=("bad caption: not text",))
+    clean = " ".join(text.split())
+    if len(clean) > LONGEST:
+        return Annotation(warnings=(f"bad caption: longer than {LONGEST} characters",))
+    if not encodable(clean) or "\0" in clean:
+        return Annotation(warnings=("bad caption: not UTF-8",))
+    return Annotation((clean,) if clean else ())
 
 
 def encodable(text: str) -> bool:

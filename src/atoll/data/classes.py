@@ -14,9 +14,7 @@ SHOWN = 10  # classes listed where several fit
 def class_names(data: Artifact) -> tuple[str, ...] | None:
     """The names of a data artifact's labels, by number; None where it has no labels or they have no names."""
     names, count = data.config["source"]["classes"], data.config["labels"]
-    if names is None or count is None:
-        return None
-    return tuple(map(str, names))
+    return None if names is None or count is None else tuple(map(str, names))
 
 
 def class_title(number: int, names: Sequence[str] | None) -> str:
@@ -30,12 +28,8 @@ def class_number(prompt: str | int, count: int, names: Sequence[str] | None = No
     A whole name comes first, so that a class called "7" is asked for by its name; case, `_` and `-` do not matter.
     Otherwise every word of the prompt must be in the name of one class, and of no other.
     """
-    if isinstance(prompt, int):
-        return _checked(prompt, count, names)
-    if names is not None and prompt in names[:count]:
-        return names.index(prompt)
     known = [sanitize(name, 60) for name in (names or ())[:count]]
-    fitting = _fitting(prompt, known)
+    fitting = [] if isinstance(prompt, int) else _fitting(prompt, (names or ())[:count])
     if len(fitting) == 1:
         return fitting[0]
     if len(fitting) > 1:
@@ -44,31 +38,31 @@ def class_number(prompt: str | int, count: int, names: Sequence[str] | None = No
         raise UserError(
             f"--prompt {prompt!r}: fits {len(fitting)} classes, {which}{more}; write one whole, or its number"
         )
-    if prompt.strip().isdecimal():
-        return _checked(int(prompt), count, names)
-    if not known:
-        raise UserError(
-            f"--prompt {prompt!r}: this model reads a class number from 0 to {count - 1}; its classes have no names"
-        )
-    raise UserError(f"--prompt {prompt!r}: no class of this model; {suggest(prompt, known)}")
+    if isinstance(prompt, int) or prompt.strip().isdecimal():
+        if 0 <= int(prompt) < count:
+            return int(prompt)
+        named = f", {known[0]} to {known[-1]}" if known else ""
+        raise UserError(f"--prompt {prompt}: this model knows the classes 0 to {count - 1}{named}")
+    if known:
+        raise UserError(f"--prompt {prompt!r}: no class of this model; {suggest(prompt, known)}")
+    raise UserError(
+        f"--prompt {prompt!r}: this model reads a class number from 0 to {count - 1}; its classes have no names"
+    )
 
 
 def _fitting(prompt: str, names: Sequence[str]) -> list[int]:
-    """Classes whose name is the prompt; else is it but for filling words; else has all of its telling words."""
+    """Classes whose name is the prompt, letter by letter or word by word; else those with all of its telling words."""
     wanted, words = _words(prompt), [_words(name) for name in names]
     telling = wanted - FILLING
-    whole = [number for number, name in enumerate(words) if name == wanted]
-    if whole or not telling:
-        return whole
-    same = [number for number, name in enumerate(words) if name - FILLING == telling]
-    return same or [number for number, name in enumerate(words) if telling <= name]
-
-
-def _checked(number: int, count: int, names: Sequence[str] | None) -> int:
-    if not 0 <= number < count:
-        named = "" if names is None else f", {sanitize(names[0], 60)} to {sanitize(names[count - 1], 60)}"
-        raise UserError(f"--prompt {number}: this model knows the classes 0 to {count - 1}{named}")
-    return number
+    for fits in (
+        [name == prompt for name in names],
+        [name == wanted for name in words],
+        [bool(telling) and name - FILLING == telling for name in words],
+        [bool(telling) and telling <= name for name in words],
+    ):
+        if any(fits):
+            return [number for number, fit in enumerate(fits) if fit]
+    return []
 
 
 def _words(text: str) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -21,12 +21,38 @@ from .text import TextEncoder, text_encoder
 COPIED_AT_ONCE = 4096  # rows, on the way to a device
 
 
+class Table:
+    """Tensors [n, ...] of several shards as one [N, ...]. They stay memory-mapped until rows of them are read."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts = parts
+        self.ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Rows int64 [n]; zeros where there are none at all."""
+        first = self.parts[0]
+        if len(self.parts) == 1 and len(first):
+            return first[rows.to(first.device)]
+        found = first.new_zeros(len(rows), *first.shape[1:])
+        owner = np.searchsorted(self.ends, rows.cpu().numpy(), side="right") if self.ends[-1] else np.zeros(0)
+        for number in np.unique(owner).tolist():
+            places = torch.from_numpy(np.flatnonzero(owner == number))
+            found[places] = self.parts[number][rows[places] - int(self.ends[number - 1] if number else 0)]
+        return found
+
+    def to(self, device: torch.device) -> Table:
+        rows, first = torch.arange(int(self.ends[-1])), self.parts[0]
+        whole = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
+        for part in rows.split(COPIED_AT_ONCE):
+            whole[part.to(device)] = self[part].to(device)
+        return Table([whole])
+
+
 class LatentDataset:
     """N samples. Rows are int64 [n] in [0, N); tensors are on the CPU until `to` moves them.
 
-    Shards are memory-mapped: only rows that are read take memory. `rows` selects and orders rows of all shards, one
-    shard after another; None: all. `text` is needed where captions are stored as text; they are embedded on
-    `text_device`, batch by batch.
+    `rows` selects and orders rows of all shards, one shard after another; None: all. `text` is needed where captions
+    are stored as text; they are embedded on `text_device`, batch by batch.
     """
 
     def __init__(
@@ -37,13 +63,14 @@ class LatentDataset:
         rows: Tensor | None = None,
     ) -> None:
         self.latent, self.text, self.text_device = latent, text, "cpu"
-        self._shards = list(shards)
-        self._ends = np.cumsum([len(shard["latents"]) for shard in shards], dtype=np.int64)
-        self._rows = rows
+        self._shards, self._rows = list(shards), rows
+        names = set.intersection(*(set(shard) for shard in shards)) if shards else set()
+        self._tables = {name: Table([shard[name] for shard in shards]) for name in names}
         self._labels = torch.cat([torch.zeros(0, dtype=torch.int64), *(shard["labels"] for shard in shards)])
-        self._captioned = any("captions" in shard for shard in shards)
-        self._resident: Tensor | None = None
-        self._resident_text: dict[str, Tensor] = {}
+        # the captions of sample i are the text rows offsets[i] : offsets[i + 1] of all shards
+        counts = [shard["captions"].diff() for shard in shards if "captions" in names]
+        self._offsets = torch.cat([torch.zeros(1, dtype=torch.int64), *counts]).cumsum(0) if counts else None
+        self._resident: Tensor | None = None  # normalized latents of the selected rows
 
     @classmethod
     def open(cls, paths: Sequence[Path], latent: LatentConfig, text: TextConfig | None = None) -> Self:
@@ -59,22 +86,18 @@ class LatentDataset:
         from .index import Index  # needs pyarrow, which islands may not have
 
         shards = [read_shard(*paths) for paths in data_shards(data)]
-        starts = np.cumsum([0, *(len(shard["latents"]) for shard in shards)])
-        shard, row = Index.of(data).places
         latent = LatentConfig.model_validate(data.config["latent"])
-        return cls(shards, latent, text_space(data), torch.from_numpy(starts[shard] + row))
+        return cls(shards, latent, text_space(data), stored_rows(shards, *Index.of(data).places))
 
     def to(self, device: torch.device) -> Self:
         """The same samples with latents and embedded text in the memory of `device`."""
         moved = copy.copy(self)
-        rows = torch.arange(len(self))
         moved._resident = torch.empty(len(self), *self.latent.shape, device=device)
-        for part in rows.split(COPIED_AT_ONCE):
-            moved._resident[part.to(device)] = self.latents(part).to(device)
-        for name in TEXT_FIELDS:
-            tables = [shard[name] for shard in self._shards if name in shard]
-            if sum(map(len, tables)):
-                moved._resident_text[name] = torch.cat(tables).to(device)
+        for rows in torch.arange(len(self)).split(COPIED_AT_ONCE):
+            moved._resident[rows.to(device)] = self.latents(rows).to(device)
+        moved._tables = {
+            name: table.to(device) if name in TEXT_FIELDS else table for name, table in self._tables.items()
+        }
         return moved
 
     def __len__(self) -> int:
@@ -83,26 +106,28 @@ class LatentDataset:
     @property
     def needs_text_encoder(self) -> bool:
         """Whether captions are stored as text, to be embedded while training."""
-        return any("caption_text" in shard for shard in self._shards)
+        return "caption_text" in self._tables
 
     def nbytes(self) -> int:
         """Memory that all latents and embedded texts take."""
-        names = ("latents", *TEXT_FIELDS)
-        return sum(shard[name].nbytes for shard in self._shards for name in names if name in shard)
+        names = {"latents", *TEXT_FIELDS} & self._tables.keys()
+        return sum(shard[name].nbytes for shard in self._shards for name in names)
 
     def latents(self, rows: Tensor) -> Tensor:
         """float32 [n, C, H, W], normalized; on the device after `to`."""
         if self._resident is not None:
             return self._resident[rows.to(self._resident.device)]
-        return self.latent.normalize(self._gather("latents", rows))
+        return self.latent.normalize(self._tables["latents"][self._stored(rows)])
 
     def features(self, rows: Tensor) -> Tensor:
         """float32 [n, D]; only data/ has them."""
-        return self._gather("features", rows)
+        if "features" not in self._tables:
+            raise UserError("these shards hold no features; use the shards of data/, not of a cluster")
+        return self._tables["features"][self._stored(rows)]
 
     def labels(self, rows: Tensor) -> Tensor:
         """int64 [n], -1 where a sample has no label."""
-        return self._labels[self._stored_rows(rows)]
+        return self._labels[self._stored(rows)]
 
     def condition(self, rows: Tensor, u: Tensor) -> Condition:
         """What the samples are conditioned on; u [n] in [0, 1) chooses one of each sample's captions.
@@ -113,61 +138,46 @@ class LatentDataset:
         With text it is the text; a sample without a caption is marked as dropped. `dropped` holds for all fields, so a
         missing label does not set it: labels stay -1, which a network that reads labels maps to its null label.
         """
-        labels = self.labels(rows)
-        if self._captioned:
-            return Condition(labels=labels, **self._text(rows, u))
-        missing = labels < 0
-        return Condition(labels=labels.clamp(min=0), dropped=missing if bool(missing.any()) else None)
+        return self._condition(self._drawn(rows, u))
 
     def pick(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
         """What a batch carries to the device, for `fetch`; `u` as for `condition`."""
+        drawn = self._drawn(rows, u)
         if self._resident is None:
-            return {"x0": self.latents(rows), **self.condition(rows, u).tensors()}
-        if not self._resident_text:
-            return {"row": rows, **self.condition(rows, u).tensors()}
-        captions, has_caption = self._caption_rows(rows, u)
-        return {"row": rows, "caption": captions, "labels": self.labels(rows), "dropped": ~has_caption}
+            return {"x0": self.latents(rows), **self._condition(drawn).tensors()}
+        return {"row": rows, **(self._condition(drawn).tensors() if self.needs_text_encoder else drawn)}
 
     def fetch(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Condition]:
         """Latents [B, C, H, W] and the condition of a batch that `pick` made, where the batch is now."""
         if self._resident is None:
             return batch["x0"], Condition.of(batch)
-        text = {name: table[batch["caption"]] for name, table in self._resident_text.items()}
-        return self._resident[batch["row"]], Condition.of({**batch, **text})
+        return self._resident[batch["row"]], self._condition(batch)
 
-    def _caption_rows(self, rows: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """For each sample a row of all shards' texts, chosen by u [n]; and whether it has a caption, bool [n]."""
-        texts = [int(shard["captions"][-1]) for shard in self._shards]
-        starts = dict(zip(map(id, self._shards), np.cumsum([0, *texts[:-1]]).tolist(), strict=True))
+    def _drawn(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
+        """`labels` and `dropped` of a condition, and the text row of each sample as `caption`."""
+        labels = self.labels(rows)
+        if self._offsets is None:
+            return {"labels": labels.clamp(min=0), "dropped": labels < 0}
+        first, end = self._offsets[self._stored(rows)], self._offsets[self._stored(rows) + 1]
+        # u < 1, yet u * n may round up to n
+        chosen = (first + (u.to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
+        return {"labels": labels, "dropped": end == first, "caption": chosen.where(end > first, 0)}
 
-        def choose(shard: Mapping[str, Tensor], local: Tensor, places: Tensor) -> dict[str, Tensor]:
-            chosen, has_caption = choose_captions(shard["captions"], local, u[places])
-            return {"rows": torch.where(has_caption, chosen + starts[id(shard)], 0), "has_caption": has_caption}
+    def _condition(self, drawn: Mapping[str, Tensor]) -> Condition:
+        """What `_drawn` gave, with its text; unchanged if it has that already."""
+        if "caption" not in drawn:
+            return Condition.of(drawn)
+        if self.needs_text_encoder:
+            texts = zip(drawn["caption"].tolist(), drawn["dropped"].tolist(), strict=True)
+            encoded = self._encoder.encode(["" if dropped else self._captions[row] for row, dropped in texts])
+            # an encoder returns inference tensors, which cannot be trained on
+            return Condition.of({**drawn, **{name: value.clone() for name, value in encoded.items()}})
+        text = {name: self._tables[name][drawn["caption"]] for name in TEXT_FIELDS if name in self._tables}
+        return Condition.of({**drawn, **text})
 
-        found = self._collect(rows, choose)
-        return found["rows"], found["has_caption"]
-
-    def _text(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
-        def choose(shard: Mapping[str, Tensor], local: Tensor, places: Tensor) -> dict[str, Tensor]:
-            text_rows, has_caption = choose_captions(shard["captions"], local, u[places])
-            picked: dict[str, Tensor] = {}
-            if "caption_text" in shard:
-                texts = iter(unpack_captions(shard, text_rows[has_caption].tolist()))
-                encoded = self._encoder.encode([next(texts) if has else "" for has in has_caption.tolist()])
-                # an encoder returns inference tensors, which cannot be trained on
-                picked = {name: value.clone() for name, value in encoded.items()}
-            for name in TEXT_FIELDS:
-                if name in shard:
-                    table = shard[name]
-                    picked[name] = table[text_rows] if len(table) else table.new_zeros(len(local), *table.shape[1:])
-            for value in picked.values():
-                value[~has_caption.to(value.device)] = 0
-            return picked | {"dropped": ~has_caption}
-
-        text = self._collect(rows, choose)
-        if not bool(text["dropped"].any()):
-            del text["dropped"]
-        return text
+    @cached_property
+    def _captions(self) -> list[str]:
+        return [text for s in self._shards for text in unpack_captions(s, range(len(s["caption_ends"])))]
 
     @cached_property
     def _encoder(self) -> TextEncoder:
@@ -175,41 +185,14 @@ class LatentDataset:
             raise UserError("these shards hold captions as text (--text online); pass the text space of the data")
         return text_encoder(self.text, self.text_device)
 
-    def _gather(self, name: str, rows: Tensor) -> Tensor:
-        def pick(shard: Mapping[str, Tensor], local: Tensor, _: Tensor) -> dict[str, Tensor]:
-            if name not in shard:
-                raise UserError(f"these shards hold no {name}; use the shards of data/, not of a cluster")
-            return {name: shard[name][local]}
-
-        return self._collect(rows, pick)[name]
-
-    def _stored_rows(self, rows: Tensor) -> Tensor:
+    def _stored(self, rows: Tensor) -> Tensor:
         """Rows of all shards, hidden ones included."""
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise IndexError(f"rows must be in [0, {len(self)}), got {int(rows.min())} .. {int(rows.max())}")
         return rows if self._rows is None else self._rows[rows]
 
-    def _collect(
-        self, rows: Tensor, pick: Callable[[Mapping[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
-    ) -> dict[str, Tensor]:
-        """`pick` from each shard its part of `rows`, and put the parts back in the order of `rows`."""
-        stored = self._stored_rows(rows)
-        owner = np.searchsorted(self._ends, stored.numpy(), side="right")
-        result: dict[str, Tensor] = {}
-        for number in np.unique(owner).tolist() or ([0] if self._shards else []):
-            places = torch.from_numpy(np.flatnonzero(owner == number))
-            start = int(self._ends[number - 1]) if number else 0
-            for name, value in pick(self._shards[number], stored[places] - start, places).items():
-                if name not in result:
-                    result[name] = value.new_empty(len(rows), *value.shape[1:])
-                result[name][places.to(value.device)] = value
-        return result
 
-
-def choose_captions(offsets: Tensor, rows: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """A caption for each row of one shard, chosen by u [n] in [0, 1), and whether it has one; 0 where it has none."""
-    first, end = offsets[rows], offsets[rows + 1]
-    has_caption = end > first
-    # u < 1, yet u * n may round up to n
-    chosen = (first + (u.to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
-    return torch.where(has_caption, chosen, torch.zeros_like(chosen)), has_caption
+def stored_rows(shards: Sequence[Mapping[str, Tensor]], shard: np.ndarray, row: np.ndarray) -> Tensor:
+    """Rows [N] of all shards one after another, from the number of a shard [N] and the row in it [N]."""
+    starts = np.cumsum([0, *(len(tensors["latents"]) for tensors in shards)])
+    return torch.from_numpy(starts[shard] + row)

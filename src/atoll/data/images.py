@@ -7,8 +7,6 @@ import io
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .sources import Example
-
 # What we ask Pillow to read. The rest of its formats are rare, or start other programs (EPS runs Ghostscript).
 # Some builds lack some of them.
 Image.init()
@@ -30,15 +28,16 @@ class BadImage(Exception):
         self.detail = detail
 
 
-def to_pixels(example: Example, size: int, channels: int, smallest: int) -> np.ndarray:
-    """The middle square of the example's image as uint8 [channels, size, size], resized with antialiasing.
+def to_pixels(content: bytes | np.ndarray, size: int, channels: int, smallest: int) -> np.ndarray:
+    """The middle square of an image as uint8 [channels, size, size], resized with antialiasing.
 
-    An image whose shorter side has fewer than `smallest` pixels is refused.
+    It is encoded bytes, or uint8 [H, W] or [H, W, 3]. One whose shorter side has fewer than `smallest` pixels is
+    refused.
     """
-    if isinstance(example.content, bytes):
-        image = decode(example.content, size, smallest)
+    if isinstance(content, bytes):
+        image = decode(content, size, smallest)
     else:
-        image = Image.fromarray(example.content)
+        image = Image.fromarray(content)
         check_side(image, smallest)
     image = image.convert("RGB" if channels == 3 else "L")
     side = min(image.size)

@@ -68,20 +68,16 @@ def read_shard(*paths: Path) -> dict[str, Tensor]:
     """The tensors of one shard in these files, by memory map: only rows that are used are read."""
     shard: dict[str, Tensor] = {}
     for path in paths:
-        shard |= read_tensors(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                shard |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{path}: shard is missing; copy it again or pass --data with the folder that has it"
+            ) from error
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: not a readable shard ({error}); copy it again") from error
     return shard
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{path}: shard is missing; copy it again or pass --data with the folder that has it"
-        ) from error
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable shard ({error}); copy it again") from error
 
 
 def join_shards(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -97,7 +93,7 @@ def join_shards(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
-    """Refuse a shard whose tensors cannot belong together: it may come from a stranger."""
+    """Refuse a shard whose tensors cannot belong together: it may come from an untrusted contributor."""
     if "latents" not in shard or "labels" not in shard:
         raise UserError(f"{path}: a shard needs latents and labels, this file holds {sorted(shard)}; copy it again")
     counts = {name: len(shard[name]) for name in ("latents", "labels", "features") if name in shard}

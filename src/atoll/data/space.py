@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
@@ -79,6 +80,24 @@ def _per_channel(values: Sequence[float], latents: Tensor) -> Tensor:
     return torch.tensor(values, dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1)
 
 
+def scale_of(mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """What latents are divided by per channel [C]: their standard deviation; 1 where they are constant."""
+    return np.where(std <= 1e-6 * np.maximum(np.abs(mean), 1e-6), 1.0, std)
+
+
+def fit_preview(latents: Tensor, images: Tensor) -> PreviewMap:
+    """The linear map from normalized latents [N, C, H, W] to images uint8 [N, 1 or 3, S, S], by least squares.
+
+    The images are averaged down to the size of the latents.
+    """
+    small = F.adaptive_avg_pool2d(to_unit(images).double(), (latents.shape[-2], latents.shape[-1]))
+    f = latents.double().transpose(0, 1).flatten(1)
+    f = torch.cat([f, torch.ones_like(f[:1])])  # [C + 1, places]
+    y = small.transpose(0, 1).flatten(1)
+    solved = np.linalg.lstsq((f @ f.T).numpy(), (f @ y.T).numpy(), rcond=WEAKEST)[0].round(DIGITS)
+    return PreviewMap(weights=tuple(map(tuple, solved[:-1].T.tolist())), bias=tuple(solved[-1].tolist()))
+
+
 class TextConfig(BaseModel):
     """How captions become a Condition.
 
@@ -93,39 +112,6 @@ class TextConfig(BaseModel):
     length: int = Field(gt=0, description="most tokens in a caption")
     width: int | None = Field(None, description="width of an embedding; None for words")
     vocabulary: tuple[str, ...] | None = Field(None, description="the words by id; only for words")
-
-
-def scale_of(std: np.ndarray) -> np.ndarray:
-    """The scale per channel that latents are divided by, from their standard deviation [C]."""
-    return std
-
-
-def fit_latents(
-    autoencoder: str, shape: tuple[int, int, int], sums: np.ndarray, drawn: Sequence[Tensor], images: Sequence[bytes]
-) -> LatentConfig:
-    """The latent space of data: mean and scale from `sums` [3, C], which are sum, sum of squares and number of values.
-
-    The preview map is fitted to some latents [C, H, W] and their images, uint8 at the latents' size.
-    """
-    mean = sums[0] / sums[2]
-    variance = sums[1] / sums[2] - mean**2
-    # below the rounding error of the subtraction a channel is constant, and keeps its scale
-    constant = variance <= 1e-12 * np.maximum(mean**2, 1e-12)
-    scale = scale_of(np.where(constant, 1.0, np.sqrt(np.maximum(variance, 0.0))))
-    space = LatentConfig(autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
-    if not drawn:
-        return space
-    small = np.stack([np.frombuffer(image, np.uint8).reshape(-1, *shape[1:]) for image in images])
-    return space.model_copy(update={"preview": fit_preview(space.normalize(torch.stack(list(drawn))), small)})
-
-
-def fit_preview(latents: Tensor, images: np.ndarray) -> PreviewMap:
-    """The linear map from normalized latents [N, C, H, W] to images uint8 [N, 1 or 3, H, W], by least squares."""
-    f = latents.double().transpose(0, 1).flatten(1)
-    f = torch.cat([f, torch.ones_like(f[:1])])  # [C + 1, places]
-    y = to_unit(torch.from_numpy(images)).double().transpose(0, 1).flatten(1)
-    solved = np.linalg.lstsq((f @ f.T).numpy(), (f @ y.T).numpy(), rcond=WEAKEST)[0].round(DIGITS)
-    return PreviewMap(weights=tuple(map(tuple, solved[:-1].T.tolist())), bias=tuple(solved[-1].tolist()))
 
 
 def text_space(data: Artifact) -> TextConfig | None:

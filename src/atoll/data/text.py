@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,39 +18,17 @@ from .space import TextConfig
 MOST_WORDS = 65_536  # a larger vocabulary is not a toy any more: use a pretrained text encoder
 
 
-@runtime_checkable
 class TextEncoder(Protocol):
     """Captions to the tensors of a Condition: {"tokens", "mask"} or {"pooled"}, the batch first."""
 
     def encode(self, captions: Sequence[str]) -> dict[str, Tensor]: ...
 
 
-def split_words(caption: str) -> list[str]:
-    """Lower-case words: runs of letters, digits and apostrophes, whatever the script."""
-    return re.findall(r"[\w']+", caption.lower())
-
-
-@dataclass(frozen=True)
 class Words:
-    """Caption words as ids of a vocabulary kept with the data; each network learns its own table.
+    """Caption words as ids of a vocabulary kept with the data; each network learns its own table."""
 
-    Nothing is parsed out of a caption: "seven" is an id like any other, and a word that is not in the
-    vocabulary is an error, because no network has a row for it.
-    """
-
-    space: TextConfig
-
-    @staticmethod
-    def of(words: Collection[str], longest: int) -> Words:
-        """The encoder whose vocabulary is these words, for captions of at most `longest` of them."""
-        if len(words) > MOST_WORDS:
-            raise UserError(
-                f"--text-encoder words: the captions hold more than {MOST_WORDS:,} different words; "
-                "use a pretrained text encoder"
-            )
-        return Words(
-            TextConfig(encoder="words", kind="words", length=longest, width=None, vocabulary=tuple(sorted(words)))
-        )
+    def __init__(self, space: TextConfig) -> None:
+        self.space = space
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -59,6 +36,16 @@ class Words:
 
     def encode(self, captions: Sequence[str]) -> dict[str, Tensor]:
         return word_ids(captions, self._ids, self.space.length)
+
+    def knows(self, caption: str) -> bool:
+        """Whether networks have a row for each word, and room for all."""
+        words = split_words(caption)
+        return len(words) <= self.space.length and self._ids.keys() >= set(words)
+
+
+def split_words(caption: str) -> list[str]:
+    """Lower-case words: runs of letters, digits and apostrophes, whatever the script."""
+    return re.findall(r"[\w']+", caption.lower())
 
 
 def word_ids(captions: Sequence[str], ids: Mapping[str, int], length: int) -> dict[str, Tensor]:
@@ -77,11 +64,19 @@ def word_ids(captions: Sequence[str], ids: Mapping[str, int], length: int) -> di
     return {"tokens": tokens, "mask": mask}
 
 
-def text_encoder(space: TextConfig, device: str = "cpu") -> TextEncoder:
-    """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
-    if space.kind == "words":
-        return Words(space)
-    return load_pretrained_text(space.encoder, device)
+def words_space(captions: Iterable[str]) -> TextConfig:
+    """The text space of the words of these captions."""
+    words, longest = set[str](), 1
+    for caption in captions:
+        found = split_words(caption)
+        words.update(found)
+        longest = max(longest, len(found))
+        if len(words) > MOST_WORDS:
+            raise UserError(
+                f"--text-encoder words: the captions hold more than {MOST_WORDS:,} different words; "
+                "use a pretrained text encoder"
+            )
+    return TextConfig(encoder="words", kind="words", length=longest, width=None, vocabulary=tuple(sorted(words)))
 
 
 def pretrained_space(name: str) -> TextConfig:
@@ -92,12 +87,15 @@ def pretrained_space(name: str) -> TextConfig:
     )
 
 
+def text_encoder(space: TextConfig, device: str = "cpu") -> TextEncoder:
+    """The encoder that made this text space, for the captions of a shard or the prompts of a user."""
+    return Words(space) if space.kind == "words" else load_pretrained_text(space.encoder, device)
+
+
 def encode_conditions(
-    text: TextConfig | None, captions: Sequence[Sequence[str]], storage: Literal["cache", "online"], device: str
+    text: TextConfig, captions: Sequence[Sequence[str]], storage: Literal["cache", "online"], device: str
 ) -> dict[str, Tensor]:
     """The text of a shard: `captions` offsets int64 [N + 1], and all captions embedded, or packed as they are."""
-    if text is None:
-        return {}
     offsets = torch.tensor([0, *(len(texts) for texts in captions)], dtype=torch.int64).cumsum(0)
     flat = [caption for texts in captions for caption in texts]
     if storage == "online":

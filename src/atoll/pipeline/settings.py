@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import Store, UserError, differences, explain
-from ..data.prepare import PrepareConfig
+from ..data.config import PrepareConfig
 from ..partition.config import LARGEST_SEED, PartitionConfig
 from ..planning.recipes import RECIPES, PlanConfig
 from ..registry.status import SETTINGS

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ..artifacts import UserError
-from ..data.prepare import PrepareConfig
+from ..data.config import PrepareConfig
 from ..data.sources import Source
 from ..models.accounting import account
 from ..models.autoencoders import TRANSFORMS, load_autoencoder
@@ -101,9 +101,8 @@ def size_run(
 
     Without -k, there are fewer experts where each would train on too few images.
     """
-    how = origin.config.model_copy(update={"labels": "folder"}) if origin.class_folders else origin.config
     autoencoder = default_autoencoder(origin.channels, asked.size or origin.default_size)
-    prepare = PrepareConfig(source=how, size=asked.size, autoencoder=autoencoder)
+    prepare = PrepareConfig(source=origin.config, size=asked.size, autoencoder=autoencoder)
     site = Site(origin, prepare, machine)
     most = count_clusters(origin.place, asked, site.images)
     fewest = 2 if asked.clusters is None and asked.objectives is None else most

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...artifacts import AtollWarning, UserError, sanitize, suggest
 from ..captions import Annotation, encodable
-from .files import Files, size_of, split_ending
+from .files import Files
 
 __all__ = ["END", "Example", "Item", "Items", "Skipped", "Source", "SourceConfig"]
 __all__ += ["is_built_in", "open_source", "row_items", "source"]
@@ -35,14 +35,14 @@ COMPRESSED_IMAGE = 100_000  # bytes: a guess, where rows are not counted
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One listed piece of a source: a file, or a range of rows of a tar or a table. Small and picklable."""
+    """One listed piece of a source: an image file, or a range of rows of a tar or a table. Small and picklable."""
 
     name: str  # path relative to the source's root; not UTF-8 where the file system's is not
-    stamp: str = ""  # size and modification time or etag: changes when the file or a caption beside it is rewritten
-    start: int = 0  # rows start : stop of a tar or a row group
+    size: int = 0  # bytes of the file, by which a resumed run sees that it has changed
+    start: int = 0  # rows start : stop of the file
     stop: int | None = None  # None: one image file; END: to the end
-    offset: int = 0  # byte of the tar at which row `start` begins
-    skipped: tuple[str, ...] = ()  # (reason, detail) where the listing shows that there is nothing to read
+    offset: int = 0  # where `start` is found: a byte of a tar, a row group of a table
+    skipped: str = ""  # why there is nothing to read, where the listing shows it
     texts: tuple[str, ...] = ()  # caption files of this image
     captions: tuple[str, ...] = ()  # what the listing has of an Annotation
     label: int | None = None
@@ -53,10 +53,9 @@ class Item:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(line: str | bytes) -> Item:
-        fields = json.loads(line)
-        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        return Item(**values)
+    def from_json(line: str) -> Item:
+        values: Any = json.loads(line).values()
+        return Item(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 Items = list[Item]
@@ -64,10 +63,7 @@ Items = list[Item]
 
 @dataclass(frozen=True)
 class Example:
-    """One image as the source holds it: encoded bytes, or a uint8 array [H, W] or [H, W, 3].
-
-    `name` goes to the log only: an artifact does not depend on names.
-    """
+    """One image as the source holds it: encoded bytes, or a uint8 array [H, W] or [H, W, 3]."""
 
     name: str
     content: bytes | np.ndarray
@@ -85,10 +81,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An image that cannot be used, or a caption or label of one. `id` is empty where there were no bytes to hash."""
+    """An image that cannot be used, or a caption or label of one; `reason` is one of a few words to count by."""
 
     name: str
-    id: str
     reason: str
     detail: str = ""
 
@@ -96,7 +91,7 @@ class Skipped:
 def annotated(example: Example, note: Annotation) -> Iterator[Example | Skipped]:
     """The example with these captions and this label, and what was wrong with others."""
     yield replace(example, captions=note.captions, label=note.label)
-    yield from (Skipped(example.name, example.digest().hex(), warning) for warning in note.warnings)
+    yield from (Skipped(example.name, warning) for warning in note.warnings)
 
 
 class SourceConfig(BaseModel):
@@ -104,7 +99,10 @@ class SourceConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: str | None = Field(default=None, description="folder, webdataset, ...; None: what most of the files are")
-    labels: Literal["given", "folder"] = Field(default="given", description="folder: the first folder is the class")
+    labels: Literal["given", "folder", "auto"] = Field(
+        default="given",
+        description="folder: the first folder is the class; auto: the same, if there are several with all the images",
+    )
     image_column: str | None = Field(default=None, description="of a table; none: the only one that can be it")
 
 
@@ -128,6 +126,11 @@ class Source:
         """Whether the name of a place alone shows that this class reads it."""
         return place.rstrip("/").lower().endswith(cls.endings)
 
+    @property
+    def full_place(self) -> str:
+        """The place as seen from any folder."""
+        return self.place if self.built_in or "://" in self.place else os.path.abspath(self.place)
+
     @cached_property
     def files(self) -> Files:
         """The files at the place, listed once."""
@@ -141,21 +144,10 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "items"}
 
-    def reconfigured(self, config: SourceConfig) -> Self:
-        """The same source, read in another way without listing its files again."""
-        other = copy(self)
-        other.config = config
-        return other
-
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the labels, by number, where the source has them."""
         return None
-
-    @property
-    def class_folders(self) -> tuple[str, ...]:
-        """The folders that could be classes (`--labels folder`): several, with all images."""
-        return ()
 
     def list(self) -> Items:
         """What there is to read, always in the same order. Walks the source once."""
@@ -167,7 +159,7 @@ class Source:
 
     def count(self) -> int:
         """How many images there are, about."""
-        unknown = sum(size_of(item.stamp) - item.offset for item in self.items if item.stop == END)
+        unknown = sum(item.size - item.offset for item in self.items if item.stop == END)
         ranges = [item for item in self.items if item.stop != END and not item.skipped]
         return sum(1 if r.stop is None else r.stop - r.start for r in ranges) + unknown // COMPRESSED_IMAGE
 
@@ -199,11 +191,11 @@ def open_source(place: str, config: SourceConfig = SourceConfig()) -> Source:
         name = most_frequent(files)
     if name not in SOURCES:
         raise UserError(f"--format {name}: no such format; {suggest(name, list(SOURCES))}")
-    for option in ("labels", "image_column"):
-        value, default = getattr(config, option), SourceConfig.model_fields[option].default
-        if value != default and option not in SOURCES[name].options:
-            flag = f"--{option.replace('_', '-')}"
-            raise UserError(f"{flag} {value}: {place} is read as {name}, which has no such option; leave it out")
+    wanted = {"labels": config.labels == "folder", "image_column": config.image_column is not None}
+    for option, given in wanted.items():
+        if given and option not in SOURCES[name].options:
+            flag = f"--{option.replace('_', '-')} {getattr(config, option)}"
+            raise UserError(f"{flag}: {place} is read as {name}, which has no such option; leave it out")
     opened = SOURCES[name](place, config)
     if files is not None:
         opened.files = files
@@ -223,9 +215,9 @@ def most_frequent(files: Files) -> str:
     formats = list(SOURCES)
     ranks = {ending: rank for rank, name in enumerate(formats) for ending in SOURCES[name].endings}
     first: dict[str, int] = {}
-    for stem, ending in map(split_ending, files.stamps):
-        if ending in ranks:
-            first[stem] = min(ranks[ending], first.get(stem, len(formats)))
+    for stem, ending in map(os.path.splitext, files.sizes):
+        if (rank := ranks.get(ending.lower())) is not None:
+            first[stem] = min(rank, first.get(stem, rank))
     counts = Counter(formats[rank] for rank in sorted(first.values()))
     (chosen, _), *others = counts.most_common() or [("folder", 0)]
     if others:
@@ -235,7 +227,7 @@ def most_frequent(files: Files) -> str:
     return chosen
 
 
-def row_items(name: str, stamp: str, count: int, start: int = 0) -> Items:
-    """Items of at most ROWS rows for the rows start : start + count of a file."""
+def row_items(name: str, size: int, count: int, start: int = 0, offset: int = 0) -> Items:
+    """Items of at most ROWS rows for the rows start : start + count of a file of `size` bytes."""
     stop = start + count
-    return [Item(name, stamp, first, min(first + ROWS, stop)) for first in range(start, stop, ROWS)]
+    return [Item(name, size, first, min(first + ROWS, stop), offset) for first in range(start, stop, ROWS)]

@@ -7,11 +7,9 @@ is its parquet files: hf://datasets/owner/name.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,8 +25,8 @@ class Table(NamedTuple):
     """An opened file."""
 
     schema: pa.Schema
-    parts: list[int]  # rows of each part that can be read on its own; [END] where counting them would read the file
-    batches: Callable[[int, list[str]], Iterable[pa.RecordBatch]]  # of a part by its number: these columns
+    groups: list[int]  # rows of each group that can be read on its own; [END] where counting them would read the file
+    batches: Callable[[int, list[str]], Iterable[pa.RecordBatch]]  # of a group by its number: these columns
 
 
 class Tables(Source):
@@ -47,10 +45,10 @@ class Tables(Source):
     def list(self) -> Items:
         items = Items()
         for name in self.files.ending_with(self.endings):
-            table, start, stamp = self._table(name), 0, self.files.stamps[name]
+            table, size, start = self._table(name), self.files.sizes[name], 0
             image_column(table.schema, self.config.image_column, self.place)
-            for rows in table.parts:
-                items += [Item(name, stamp, stop=END)] if rows == END else row_items(name, stamp, rows, start)
+            for group, rows in enumerate(table.groups):
+                items += [Item(name, size, 0, END)] if rows == END else row_items(name, size, rows, start, group)
                 start += rows
         return items
 
@@ -59,16 +57,20 @@ class Tables(Source):
         table, name, row = self._table(item.name), sanitize(item.name), item.start
         image = image_column(table.schema, self.config.image_column, item.name)
         columns = [column for column in table.schema.names if column in (image, *CAPTION_NAMES, *LABEL_NAMES)]
-        firsts = [0, *accumulate(table.parts)]
-        part = bisect_right(firsts, item.start) - 1
+        first = sum(table.groups[: item.offset])
         try:
-            batches = table.batches(part, columns)
-            for batch in between(batches, item.start - firsts[part], item.stop - firsts[part]):
+            batches = table.batches(item.offset, columns)
+            for batch in between(batches, item.start - first, item.stop - first):
                 for fields in batch.to_pylist():
-                    yield from examples_of(f"{name}[{row}]", fields.pop(image), fields)
+                    content = fields.pop(image)
+                    content = content.get("bytes") if isinstance(content, dict) else content
+                    if content is None:
+                        yield Skipped(f"{name}[{row}]", "no image bytes")
+                    else:
+                        yield from annotated(Example(f"{name}[{row}]", content), from_fields(fields))
                     row += 1
         except (pa.ArrowException, OSError) as error:  # pyarrow's on damaged bytes; a failing read is a UserError
-            yield Skipped(f"{name}[{row}]", "", "broken table", type(error).__name__)
+            yield Skipped(f"{name}[{row}]", "broken table", type(error).__name__)
 
     def _table(self, name: str) -> Table:
         try:
@@ -83,7 +85,7 @@ class Tables(Source):
 
 @source("parquet", endings=(".parquet",))
 class Parquet(Tables):
-    """A part is a row group."""
+    """Parquet files, by row groups."""
 
     def _open(self, name: str) -> Table:
         file = pq.ParquetFile(self.files.open(name))
@@ -94,7 +96,7 @@ class Parquet(Tables):
 
 @source("arrow", endings=(".arrow",))
 class Arrow(Tables):
-    """An arrow stream, as `Dataset.save_to_disk` of Hugging Face's `datasets` leaves it, is one part."""
+    """Arrow streams, as `Dataset.save_to_disk` of Hugging Face's `datasets` leaves them; each is one group."""
 
     def _open(self, name: str) -> Table:
         stream, rows = pa.ipc.open_stream(self.files.open(name)), END
@@ -131,11 +133,3 @@ def may_hold_images(kind: pa.DataType) -> bool:
         place = kind.get_field_index("bytes")
         return place >= 0 and may_hold_images(kind.field(place).type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def examples_of(name: str, image: Any, fields: dict[str, Any]) -> Iterator[Example | Skipped]:
-    content = image.get("bytes") if isinstance(image, dict) else image
-    if content is None:
-        yield Skipped(name, "", "no image bytes")
-        return
-    yield from annotated(Example(name, content), from_fields(fields))

@@ -14,8 +14,7 @@ from .source import END, ROWS, Example, Item, Items, Skipped, Source, annotated,
 
 TEXTS = {"txt": from_text, "text": from_text, "caption": from_text, "json": from_json, "cls": from_label}
 
-# key of the row, header, content; after damage a last one without a key, its content says what it is
-Member = tuple[str | None, tarfile.TarInfo, bytes]
+Member = tuple[str, tarfile.TarInfo, bytes]  # key of its row, header, content
 
 
 @source("webdataset", endings=(".tar",))
@@ -27,42 +26,40 @@ class WebDataset(Source):
 
     def _items(self, name: str) -> Items:
         """A plain local tar is cut at rows, for which its headers are read; any other is one item."""
-        offsets, rows, damaged = [0], 0, True
+        offsets, rows, damage = [0], 0, list[str]()
         if self.files.is_local:
             try:
                 with tarfile.open(self.files.path_of(name), "r:") as tar:
-                    for key, members in groupby(members_of(tar, content=False), lambda member: member[0]):
+                    for _, members in groupby(members_of(tar, damage, content=False), lambda member: member[0]):
                         if rows and rows % ROWS == 0:
                             offsets.append(next(members)[1].offset)
-                        rows, damaged = rows + 1, key is None
-            except (OSError, tarfile.TarError):
-                damaged = True
+                        rows += 1
+            except (OSError, tarfile.TarError) as error:
+                damage.append(str(error))
         starts = range(0, ROWS * len(offsets), ROWS)
-        stops = [*starts[1:], END if damaged else rows]
-        stamp = self.files.stamps[name]
-        return [Item(name, stamp, *piece) for piece in zip(starts, stops, offsets, strict=True)]
+        stops = [*starts[1:], END if damage or not self.files.is_local else rows]
+        return [Item(name, self.files.sizes[name], *piece) for piece in zip(starts, stops, offsets, strict=True)]
 
     def read(self, item: Item) -> Iterator[Example | Skipped]:
-        name = sanitize(item.name)
+        name, damage = sanitize(item.name), list[str]()
         assert item.stop is not None, "rows of a tar"
         try:
             with self.files.open(item.name) as file:
                 file.seek(item.offset)
                 with tarfile.open(fileobj=file) as tar:
-                    rows = groupby(members_of(tar, content=True), lambda member: member[0])
+                    rows = groupby(members_of(tar, damage, content=True), lambda member: member[0])
                     for key, members in islice(rows, item.stop - item.start):
-                        if key is None:
-                            yield Skipped(name, "", "broken tar", sanitize(next(members)[2].decode()))
-                        else:
-                            yield from examples_of(f"{name}/{sanitize(key)}", members)
+                        yield from examples_of(f"{name}/{sanitize(key)}", members)
         except tarfile.TarError as error:
-            yield Skipped(name, "", "broken tar", sanitize(str(error)))
+            damage.append(str(error))
         except OSError as error:
-            yield Skipped(name, "", "unreadable", type(error).__name__)
+            yield Skipped(name, "unreadable", type(error).__name__)
+        if damage:
+            yield Skipped(name, "broken tar", sanitize(damage[0]))
 
 
-def members_of(tar: tarfile.TarFile, *, content: bool) -> Iterator[Member]:
-    """What a tar holds, in order. tarfile takes a damaged header for the end of the tar."""
+def members_of(tar: tarfile.TarFile, damage: list[str], *, content: bool) -> Iterator[Member]:
+    """What a tar holds, in order, up to damage, which is added to the list."""
     try:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all
@@ -72,12 +69,12 @@ def members_of(tar: tarfile.TarFile, *, content: bool) -> Iterator[Member]:
                 yield str(path.parent / path.name.partition(".")[0]), member, b"" if file is None else file.read()
         assert tar.fileobj is not None, "open"
         rest = tar.fileobj.read(2**20)
-        if not rest or any(rest):
-            yield None, tarfile.TarInfo(), f"no end mark at byte {tar.offset}, what follows is not read".encode()
+        if not rest or any(rest):  # tarfile takes a damaged header for the end of the tar
+            damage.append(f"no end mark at byte {tar.offset}, what follows is not read")
     except (UserError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001, tarfile and decompressors raise anything on hostile bytes
-        yield None, tarfile.TarInfo(), f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")
+        damage.append(f"{type(error).__name__}: {error}")
 
 
 def examples_of(row: str, members: Iterator[Member]) -> Iterator[Example | Skipped]:
@@ -87,14 +84,14 @@ def examples_of(row: str, members: Iterator[Member]) -> Iterator[Example | Skipp
         ending = PurePosixPath(member.name).name.partition(".")[2].lower()
         name = f"{row}.{sanitize(ending)}"
         if not member.isreg():
-            yield Skipped(name, "", "not a file", "a link" if member.islnk() or member.issym() else "a device or pipe")
+            yield Skipped(name, "not a file", "a link, a device or a pipe")
         elif member.size > LARGEST_FILE:
-            yield Skipped(name, "", "file too large", f"{member.size} bytes")
+            yield Skipped(name, "file too large", f"{member.size} bytes")
         elif ending in TEXTS:
             note, texts = note + TEXTS[ending](content), texts + 1
         else:
             images.append(Example(name, content))
     if texts and not images:
-        yield Skipped(row, "", "caption without image")
+        yield Skipped(row, "caption without image")
     for image in images:
         yield from annotated(image, note)

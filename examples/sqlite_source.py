@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from atoll.data.sources import Example, Item, Items, Skipped, Source, row_items, source
+from atoll.data.sources import Annotation, Example, Item, Items, Skipped, Source, row_items, source
 
 ROWS = "SELECT rowid, image, caption, label FROM images ORDER BY rowid LIMIT ? OFFSET ?"
 
@@ -35,4 +35,4 @@ class Sqlite(Source):
                 if image is None:
                     yield Skipped(name, "no image bytes")
                 else:
-                    yield Example(name, image, (caption,) if caption else (), label)
+                    yield Example(name, image, Annotation((caption,) if caption else (), label))

@@ -16,8 +16,6 @@ import pytest
 from atoll.artifacts import UserError
 from atoll.executor import Executor, RayExecutor, make_executor
 
-POSIX = pytest.mark.skipif(sys.platform == "win32", reason="no signal can be blocked there")
-
 
 @pytest.fixture(params=[1, 2])
 def executor(request: pytest.FixtureRequest) -> Executor:
@@ -99,7 +97,6 @@ def stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-@POSIX
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_pool_that_is_stopped_while_it_starts_is_closed(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -107,8 +104,7 @@ def test_a_pool_that_is_stopped_while_it_starts_is_closed(
     begin: Callable[..., None] = process._ExecutorManagerThread.start
 
     def start_later(self: process._ExecutorManagerThread) -> None:
-        os.kill(os.getpid(), number)
-        time.sleep(0.2)
+        signal.raise_signal(number)
         begin(self)
 
     monkeypatch.setattr(process._ExecutorManagerThread, "start", start_later)
@@ -128,7 +124,6 @@ def sigint_here(_: int) -> tuple[bool, bool]:
     return blocked, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-@POSIX
 def test_workers_leave_ctrl_c_to_the_parent() -> None:
     with Executor(2) as executor:
         assert {listens for _, listens in executor.map(sigint_here, range(3))} == {(False, True)}

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, Self, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 from .artifacts import UserError
 from .plugins import load_plugins, loaded_plugins
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 WORKERS_PER_GPU = 8  # each holds a CUDA context and its networks in the GPU's memory
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,13 +43,9 @@ class Executor:
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
-        # Workers are started by a thread that blocks SIGINT: they inherit that until `start_worker` ignores it, and
-        # a signal handler, which runs in the main thread, cannot leave the pool half started.
-        self._starter = ThreadPoolExecutor(1, initializer=mask_ctrl_c, initargs=(True,))
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._starter.shutdown()
         if self._pool is not None:
             if error is not None:  # an item may take minutes, and is repeated by the next run
                 for worker in list((self._pool._processes or {}).values()):
@@ -77,7 +74,7 @@ class Executor:
             done = next(iter(wait(running, return_when=FIRST_COMPLETED).done))
             index, item, deaths = running.pop(done)
             try:
-                result = done.result()
+                result = self._result_of(done)
             except self.worker_died as error:
                 if deaths == retries:
                     raise UserError(
@@ -89,14 +86,19 @@ class Executor:
                 yield index, result
 
     def _submit(self, gpus: float, *task: Any) -> Future[Any]:
-        def start() -> Future[Any]:
+        # a new worker has signals blocked until `start_worker`, and a pool is never left half started
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
             if self._pool is None or self._pool._broken:
                 # spawned: a forked process would inherit locks of torch's and faiss's threads
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(self.workers, context, start_worker, (os.getpid(),))
             return self._pool.submit(call, *task)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-        return self._starter.submit(start).result()
+    def _result_of(self, future: Future[Result]) -> Result:
+        return future.result()
 
 
 class RayExecutor(Executor):
@@ -116,41 +118,36 @@ class RayExecutor(Executor):
             raise UserError("--engine ray: needs ray; pip install 'atoll-diffusion[ray]'") from error
         self._ray: Any = ray
         self._started = not ray.is_initialized()
-        quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.WARNING}
         try:
             if self._started:
-                ray.init(address=self.address, **quiet)
+                ray.init(self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"--ray-address {self.address}: cannot reach the cluster ({error})") from error
-        self._call: Any = ray.remote(call)
-        self.workers = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        self.worker_died = tuple(
-            getattr(ray.exceptions, name) for name in ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError")
-        )
+        self.resources: dict[str, float] = ray.cluster_resources()
+        self.workers = max(1, int(self.resources.get("CPU", 1)))
+        errors: Any = ray.exceptions
+        self.worker_died = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._started:
             self._ray.shutdown()
 
-    def map(
-        self, function: Callable[[Item], Result], items: Iterable[Item], gpus: float = 0, retries: int = 0
-    ) -> Iterator[tuple[int, Result]]:
-        if gpus and not self._ray.cluster_resources().get("GPU"):
+    def _submit(self, gpus: float, *task: Any) -> Future[Any]:
+        if gpus and not self.resources.get("GPU"):
             raise UserError("--device: the Ray cluster has no GPU; use cpu, or a cluster with GPUs")
+        remote = self._ray.remote(call).options(num_cpus=1, num_gpus=gpus, max_retries=0).remote(*task)
+        future: Future[Any] = remote.future()
+        return future
+
+    def _result_of(self, future: Future[Result]) -> Result:
         try:
-            yield from super().map(function, items, gpus, retries)
+            return future.result()
         except self._ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, UserError | FileNotFoundError):
                 raise
-            raise UserError(
-                f"a Ray worker failed: {error.cause}; every node must see the source and --out under the same path"
-            ) from error
-
-    def _submit(self, gpus: float, *task: Any) -> Future[Any]:
-        remote = self._call.options(num_cpus=1, num_gpus=gpus, max_retries=0).remote(*task)
-        future: Future[Any] = remote.future()
-        return future
+            shared = "every node must see the source and --out under the same path"
+            raise UserError(f"a Ray worker failed: {error.cause}; {shared}") from error
 
 
 def make_executor(name: str, workers: int = 1, address: str | None = None) -> Executor:
@@ -169,7 +166,7 @@ def default_workers(device: str) -> int:
 def start_worker(parent: int) -> None:
     """Ignore Ctrl-C, which reaches all processes of a terminal, and end when the parent has ended, however it did."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mask_ctrl_c(False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -177,12 +174,6 @@ def start_worker(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def mask_ctrl_c(blocked: bool) -> None:
-    """Block SIGINT in this thread and in the processes it starts, or unblock it."""
-    if hasattr(signal, "pthread_sigmask"):  # not on Windows
-        signal.pthread_sigmask(signal.SIG_BLOCK if blocked else signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def call(plugins: Mapping[str, str], task: bytes) -> Any:

@@ -28,7 +28,7 @@ def test_every_input_is_decoded_or_skipped_with_its_reason(form: str, tmp_path: 
         assert isinstance(found, Example)
         assert isinstance(found.content, bytes)
         try:
-            assert to_pixels(found, SIZE, 3, SIZE // 2).shape == (3, SIZE, SIZE)
+            assert to_pixels(found.content, SIZE, 3, SIZE // 2).shape == (3, SIZE, SIZE)
             reasons[found.content] = None
         except BadImage as bad:
             reasons[found.content] = bad.reason
@@ -43,7 +43,7 @@ def test_nothing_usable_is_one_line(tmp_path: Path) -> None:
 
 
 def pixels(content: bytes, size: int = SIZE) -> np.ndarray:
-    return to_pixels(Example("x", content), size, 3, 1).astype(int)
+    return to_pixels(content, size, 3, 1).astype(int)
 
 
 def test_exif_turns_the_picture() -> None:

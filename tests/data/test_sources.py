@@ -13,7 +13,7 @@ import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -37,7 +37,9 @@ def everything(opened: Source) -> tuple[list[Example], list[Skipped]]:
     found = [
         found for item in items for found in pickle.loads(pickle.dumps(opened)).read(pickle.loads(pickle.dumps(item)))
     ]
-    return [f for f in found if isinstance(f, Example)], [f for f in found if isinstance(f, Skipped)]
+    examples = [f for f in found if isinstance(f, Example)]
+    warned = [Skipped(example.name, warning) for example in examples for warning in example.note.warnings]
+    return examples, [f for f in found if isinstance(f, Skipped)] + warned
 
 
 def read(place: object, **options: Any) -> tuple[list[Example], list[Skipped]]:
@@ -135,7 +137,7 @@ def test_captions_beside_images_and_in_lists(tmp_path: Path) -> None:
     with (place / "disk.image").open("wb") as file:
         file.truncate(2**40)  # takes no space on the disk, and would take a terabyte of memory
     examples, skipped = read(place)
-    assert {e.name: (e.captions, e.label) for e in examples} == {
+    assert {e.name: (e.note.captions, e.note.label) for e in examples} == {
         "a/b/0.png": (("beside it", "another", "json"), None),
         "a/b/1.png": (("no newline",), 5),
         "a/b/2.png": ((), None),
@@ -161,7 +163,7 @@ def test_an_item_changes_with_its_image_and_its_captions(tmp_path: Path) -> None
     changes: list[Callable[[], object]] = [
         lambda: (place / "1.png").write_bytes(b"another image"),
         lambda: (place / "1.txt").write_text("beside it"),
-        lambda: (place / "1.txt").write_text("edited"),
+        lambda: (place / "1.txt").write_text("longer than before"),
         lambda: (place / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "in a list"}'),
     ]
     for change in changes:
@@ -171,20 +173,22 @@ def test_an_item_changes_with_its_image_and_its_captions(tmp_path: Path) -> None
         assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
 
 
-def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_listed_once_and_its_folders_are_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Path(image_folder(tmp_path / "source" / "one", pictures(3))).parent
     write_folder(place / "two", 2)
     seen: list[str] = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: seen.append(str(path)) or scandir(path))
-    opened = open_source(str(place))
-    assert (opened.classes, opened.class_folders, opened.count()) == (None, ("one", "two"), 5)
-    opened = opened.reconfigured(SourceConfig(labels="folder"))
-    copy = pickle.loads(pickle.dumps(opened))
-    assert [found.label for item in opened.items for found in copy.read(item) if isinstance(found, Example)][-1] == 1
-    assert (opened.classes, len(opened.list())) == (("one", "two"), 5)
-    assert sorted(seen) == sorted(str(folder) for folder in (place, place / "one", place / "two"))
-    assert len(pickle.dumps(opened)) < 1000, "the listing stays here"
+    for labels, classes in (("given", None), ("auto", ("one", "two")), ("folder", ("one", "two"))):
+        seen.clear()
+        opened = open_source(str(place), SourceConfig(labels=labels))
+        assert (opened.classes, opened.count()) == (classes, 5)
+        copy = pickle.loads(pickle.dumps(opened))
+        found = [each.note.label for item in opened.items for each in copy.read(item) if isinstance(each, Example)]
+        assert found[-1] == (None if classes is None else 1)
+        assert sorted(seen) == sorted(str(folder) for folder in (place, place / "one", place / "two"))
+        assert len(pickle.dumps(opened)) < 1000, "the listing stays here"
+    assert open_source(str(place / "one"), SourceConfig(labels="auto")).classes is None
 
 
 def test_patterns(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_patterns(tmp_path: Path) -> None:
     for pattern, names in cases.items():
         examples, skipped = read(tmp_path / pattern)
         assert ([e.name for e in examples], skipped) == (names, []), pattern
-        captions |= {e.name: e.captions for e in examples if e.captions}
+        captions |= {e.name: e.note.captions for e in examples if e.note.captions}
     assert captions == {"photo.jpg": ("beside it",), "more/deep/1.png": ("in a list",)}
     tars(tmp_path / "tars", pictures(12))
     parquet(tmp_path / "tables", pictures(12))
@@ -231,7 +235,7 @@ def test_rows_of_a_tar_are_read_where_they_begin(form: int, tmp_path: Path, monk
         opened = open_source(str(tmp_path / f"{name}.tar"))
         examples, skipped = everything(opened)
         expected = [(f"{name}.tar/{deep}/{i:03d}.png", b"%d png" % i, (f"{i} txt",)) for i in range(10)]
-        assert [(e.name, e.content, e.captions) for e in examples] == expected
+        assert [(e.name, e.content, e.note.captions) for e in examples] == expected
         assert (len(opened.list()), skipped) == (count, [])
 
 
@@ -287,7 +291,7 @@ def test_rows_of_a_table_are_read_where_they_are(tmp_path: Path, monkeypatch: py
         opened = open_source(make(tmp_path / make.__name__, items))
         assert len(opened.list()) == ranges
         examples, skipped = everything(opened)
-        assert [(e.content, e.captions, e.label) for e in examples] == [
+        assert [(e.content, e.note.captions, e.note.label) for e in examples] == [
             (i.content, (i.caption,), i.label) for i in items
         ]
         assert (skipped, opened.count()) == ([], 60)
@@ -316,21 +320,12 @@ def test_a_damaged_table_is_listed_and_one_that_cannot_be_opened_is_one_line(tmp
 
 
 class Failing(LocalFileSystem):
-    """A disk whose reads past the first 4 KB of a file, and whole reads of it, fail `failures` times each."""
+    """A disk on which whole reads of a file, and reads past its first 4 KB, fail."""
 
     protocol = "failing"
-    failures = 0
-    left: ClassVar[dict[str, int]] = {}
-
-    @classmethod
-    def fail(cls, where: str) -> None:
-        cls.left[where] = cls.left.get(where, cls.failures) - 1
-        if cls.left[where] >= 0:
-            raise OSError(errno.EIO, "Input/output error")
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        self.fail(path)
-        return bytes(super().cat_file(path, start, end, **options))
+        raise OSError(errno.EIO, "Input/output error")
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:  # type: ignore[override]
         return FailingFile(Path(self._strip_protocol(path)).read_bytes())
@@ -338,29 +333,15 @@ class Failing(LocalFileSystem):
 
 class FailingFile(io.BytesIO):
     def read(self, size: int | None = -1) -> bytes:
-        place = self.tell()
-        content = super().read(min(size or 4096, 4096))
-        if place >= 4096:
-            Failing.fail(f"{id(self)}@{place}")
-        return content
+        if 4096 <= self.tell() < len(self.getbuffer()) - 4096:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(min(size or 4096, 4096))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_read_that_fails_twice_changes_nothing_and_one_that_goes_on_failing_ends_the_run(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_read_is_no_damage_and_ends_the_run(form: str, tmp_path: Path) -> None:
     fsspec.register_implementation("failing", Failing, clobber=True)
-    monkeypatch.setattr(files, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(Failing, "failures", 2)
-    monkeypatch.setattr(Failing, "left", {})
-    items = pictures(30)
-    place = FORMS[form](tmp_path / "source", items)
-    examples, skipped = read(f"failing://{place}")
-    assert sorted(bytes(e.content) for e in examples) == sorted(item.content for item in items)
-    assert skipped == []
-    assert any(left < 0 for left in Failing.left.values()), "something must have failed"
-    monkeypatch.setattr(Failing, "failures", 1000)
-    Failing.left.clear()
+    place = FORMS[form](tmp_path / "source", pictures(30))
     with pytest.raises(UserError, match=r"source .*: cannot be read \(OSError: .*run the same command"):
         read(f"failing://{place}")
 
@@ -379,15 +360,13 @@ def test_a_file_that_is_gone_is_listed(tmp_path: Path) -> None:
 
 
 def test_access_denied_is_listed_here_and_ends_the_run_far_away() -> None:
-    def denied() -> bytes:
-        raise PermissionError("ExpiredToken")
-
-    with pytest.raises(PermissionError):
-        files.with_retries(denied, "/x")
-    with pytest.raises(
-        UserError, match=r"source s3://bucket/x: cannot be read \(PermissionError: ExpiredToken\).*to resume"
+    with pytest.raises(PermissionError), files.reading("/x"):
+        raise PermissionError("denied")
+    with (
+        pytest.raises(UserError, match=r"s3://bucket/x: cannot be read \(PermissionError: ExpiredToken\).*to resume"),
+        files.reading("s3://bucket/x"),
     ):
-        files.with_retries(denied, "s3://bucket/x")
+        raise PermissionError("ExpiredToken")
 
 
 def test_missing_credentials_are_one_line(
@@ -399,7 +378,6 @@ def test_missing_credentials_are_one_line(
     # nothing may be found: no file of the user, no service of a cloud machine
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(files, "PAUSES", ())
     s3fs.S3FileSystem.clear_instance_cache()
     line = failing_line(capsys, "prepare", "s3://bucket/images", "--out", str(tmp_path / "data"))
     assert "s3://bucket" in line
@@ -412,7 +390,7 @@ def test_missing_credentials_are_one_line(
 
 def test_an_image_is_measured_before_it_is_shrunk() -> None:
     """A decoder that shrinks a JPEG while it reads must not make it too small."""
-    large = Example("x.jpg", encoded(picture(1, width=2000, height=1500), "JPEG"))
+    large = encoded(picture(1, width=2000, height=1500), "JPEG")
     assert to_pixels(large, 64, 3, smallest=512).shape == (3, 64, 64)
     with pytest.raises(BadImage, match="too small") as caught:
         to_pixels(large, 64, 3, smallest=1501)

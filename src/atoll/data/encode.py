@@ -24,7 +24,7 @@ from ..artifacts import STATE, write_atomic
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import load_extractor
 from .config import PrepareConfig
-from .images import BadImage, to_pixels
+from .images import BadImage, identity, to_pixels
 from .index import split_of
 from .shards import write_shard
 from .sources import END, Example, Item, Skipped, Source
@@ -121,6 +121,7 @@ def pixels_of(task: UnitTask, rows: dict[str, list[object]], skipped: list[Skipp
         if isinstance(found, Skipped):
             skipped.append(found)
             continue
+        skipped += (Skipped(found.name, warning) for warning in found.note.warnings)
         try:
             pixels = to_pixels(found.content, config.size, channels, config.smallest)
         except BadImage as bad:
@@ -131,9 +132,9 @@ def pixels_of(task: UnitTask, rows: dict[str, list[object]], skipped: list[Skipp
 
 
 def add_row(rows: dict[str, list[object]], example: Example, config: PrepareConfig) -> None:
-    digest = example.digest()
+    digest = identity(example.content)
     split = split_of(digest, config.validation, config.holdout)
-    values = (example.name, digest.hex(), list(example.captions), example.label, split)
+    values = (example.name, digest.hex(), list(example.note.captions), example.note.label, split)
     for column, value in zip(rows.values(), values, strict=True):
         column.append(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 
 import numpy as np
@@ -26,6 +27,15 @@ class BadImage(Exception):
         super().__init__(reason)
         self.reason = reason
         self.detail = detail
+
+
+def identity(content: bytes | np.ndarray) -> bytes:
+    """sha256 of the encoded bytes; of dtype, shape and raw bytes for an array."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).digest()
+    array = np.ascontiguousarray(content)
+    header = f"{array.dtype.str} {'x'.join(map(str, array.shape))} ".encode()
+    return hashlib.sha256(header + array.tobytes()).digest()
 
 
 def to_pixels(content: bytes | np.ndarray, size: int, channels: int, smallest: int) -> np.ndarray:

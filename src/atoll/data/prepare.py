@@ -105,12 +105,16 @@ def prepare(
             progress("encoding images", done, max(total, done))
 
         progress("indexing", 0, None)
-        index, skipped, repeats = make_index(units, older)
-        units = [unit for unit in units if unit.shard.exists()]
-        if not units or (older is None and not len(index.rows("train"))):
+        if not any(unit.shard.exists() for unit in units):
+            why = first_skipped(units)
             shutil.rmtree(folder)  # nothing here is worth resuming
-            few = f"{len(index)} images leave none for training; add images, or --set holdout=0"
-            raise UserError(f"{origin.place}: {few if units else unusable(skipped)}")
+            raise UserError(f"{origin.place}: none of its images can be used; {why}")
+        index, skipped, repeats = make_index(units, older)
+        if older is None and not len(index.rows("train")):
+            raise UserError(
+                f"{origin.place}: {len(index)} images leave none for training; add some, or --set holdout=0"
+            )
+        units = [unit for unit in units if unit.shard.exists()]
         pq.write_table(index.table, folder / "index.parquet", compression="zstd")
         text = text_of(index, config.text_encoder) if older is None else older.text
         written = {} if older is None else older.link_into(folder)
@@ -305,14 +309,13 @@ def make_index(units: Sequence[UnitTask], older: Older | None) -> tuple[Index, l
     return Index(table if older is None else pa.concat_tables([older.index.table, table])), skipped + dropped, repeats
 
 
-def unusable(skipped: Sequence[Skipped]) -> str:
-    """Why there is nothing to encode."""
-    if not skipped:
-        return "none of its images can be used; it holds no images"
-    first = skipped[0]
+def first_skipped(units: Sequence[UnitTask]) -> str:
+    first = next((each for unit in units for each in read_unit(unit, 0)[1]), None)
+    if first is None:
+        return "it holds no images"
     fix = "; choose a smaller --size" if first.reason == TOO_SMALL else ""
     detail = f" ({first.detail})" if first.detail else ""
-    return f"none of its images can be used; the first one, {first.name}: {first.reason}{detail}{fix}"
+    return f"the first one, {first.name}: {first.reason}{detail}{fix}"
 
 
 def text_of(index: Index, encoder: str) -> TextConfig | None:

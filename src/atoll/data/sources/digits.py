@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...artifacts import UserError
-from .source import Example, Item, Items, Skipped, Source, SourceConfig, source
+from .source import Annotation, Example, Item, Items, Skipped, Source, SourceConfig, source
 
 LEVELS = 16  # gray levels of the data set; images have 255
 COUNT = 1797
@@ -52,4 +52,4 @@ class Digits(Source):
         assert len(pixels) == COUNT
         for row in range(item.start, item.stop or COUNT):
             label = int(labels[row])
-            yield Example(f"digits/{row}", pixels[row], (f"a handwritten {NAMES[label]}",), label)
+            yield Example(f"digits/{row}", pixels[row], Annotation((f"a handwritten {NAMES[label]}",), label))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from ...artifacts import sanitize
 from ..captions import Annotation, from_fields, from_json, from_text
 from .files import NO_FILE
-from .source import SOURCES, Example, Item, Items, Skipped, Source, annotated, source
+from .source import SOURCES, Example, Item, Items, Skipped, Source, source
 
 LARGEST_FILE = 512 * 2**20  # bytes; nothing that large is one image
 TEXTS = {".txt": from_text, ".json": from_json}
@@ -65,8 +65,7 @@ class Folder(Source):
                 lonely.difference_update(its)
                 note = recorded.pop(name, Annotation()) + Annotation(label=classes.get(name.partition("/")[0]))
                 size += sum(beside[text] for text in its)
-                image = Item(name, size, texts=its, captions=note.captions, label=note.label, warnings=note.warnings)
-                items.append(image)
+                items.append(Item(name, size, texts=its, note=note))
         if self.files.is_folder:  # a pattern chooses images
             items += [Item(name, skipped="caption without image") for name in [*lonely, *recorded]]
         return sorted(items, key=lambda item: item.name)
@@ -107,7 +106,7 @@ class Folder(Source):
                 note += TEXTS[ending_of(text)](self.files.read(text))
             except OSError:
                 note += Annotation(warnings=("bad caption: unreadable",))
-        yield from annotated(Example(name, content), note + Annotation(item.captions, item.label, item.warnings))
+        yield Example(name, content, note + item.note)
 
 
 def ending_of(name: str) -> str:

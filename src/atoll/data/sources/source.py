@@ -8,13 +8,12 @@ class Lmdb(Source):
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -25,7 +24,7 @@ from ...artifacts import AtollWarning, UserError, sanitize, suggest
 from ..captions import Annotation, encodable
 from .files import Files
 
-__all__ = ["END", "Example", "Item", "Items", "Skipped", "Source", "SourceConfig"]
+__all__ = ["END", "Annotation", "Example", "Item", "Items", "Skipped", "Source", "SourceConfig"]
 __all__ += ["is_built_in", "open_source", "row_items", "source"]
 
 ROWS = 4096  # the most rows of a tar or a table in one item
@@ -44,18 +43,16 @@ class Item:
     offset: int = 0  # where `start` is found: a byte of a tar, a row group of a table
     skipped: str = ""  # why there is nothing to read, where the listing shows it
     texts: tuple[str, ...] = ()  # caption files of this image
-    captions: tuple[str, ...] = ()  # what the listing has of an Annotation
-    label: int | None = None
-    warnings: tuple[str, ...] = ()
+    note: Annotation = Annotation()  # what else the listing has
 
     def to_json(self) -> str:
         """One line of ASCII; names that are not UTF-8 survive."""
-        return json.dumps(asdict(self))
+        return json.dumps(astuple(self))
 
     @staticmethod
     def from_json(line: str) -> Item:
-        values: Any = json.loads(line).values()
-        return Item(*(tuple(value) if isinstance(value, list) else value for value in values))
+        *fields, texts, (captions, label, warnings) = json.loads(line)
+        return Item(*fields, tuple(texts), Annotation(tuple(captions), label, tuple(warnings)))
 
 
 Items = list[Item]
@@ -67,16 +64,7 @@ class Example:
 
     name: str
     content: bytes | np.ndarray
-    captions: tuple[str, ...] = ()
-    label: int | None = None
-
-    def digest(self) -> bytes:
-        """sha256 of the encoded bytes; of dtype, shape and raw bytes for an array."""
-        if isinstance(self.content, bytes):
-            return hashlib.sha256(self.content).digest()
-        array = np.ascontiguousarray(self.content)
-        header = f"{array.dtype.str} {'x'.join(map(str, array.shape))} ".encode()
-        return hashlib.sha256(header + array.tobytes()).digest()
+    note: Annotation = Annotation()  # its captions and its label
 
 
 @dataclass(frozen=True)
@@ -86,12 +74,6 @@ class Skipped:
     name: str
     reason: str
     detail: str = ""
-
-
-def annotated(example: Example, note: Annotation) -> Iterator[Example | Skipped]:
-    """The example with these captions and this label, and what was wrong with others."""
-    yield replace(example, captions=note.captions, label=note.label)
-    yield from (Skipped(example.name, warning) for warning in note.warnings)
 
 
 class SourceConfig(BaseModel):

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ...artifacts import UserError, sanitize
 from ..captions import CAPTION_NAMES, LABEL_NAMES, from_fields
-from .source import END, Example, Item, Items, Skipped, Source, annotated, row_items, source
+from .source import END, Example, Item, Items, Skipped, Source, row_items, source
 
 BATCH_ROWS = 256  # rows in memory at a time
 
@@ -67,7 +67,7 @@ class Tables(Source):
                     if content is None:
                         yield Skipped(f"{name}[{row}]", "no image bytes")
                     else:
-                        yield from annotated(Example(f"{name}[{row}]", content), from_fields(fields))
+                        yield Example(f"{name}[{row}]", content, from_fields(fields))
                     row += 1
         except (pa.ArrowException, OSError) as error:  # pyarrow's on damaged bytes; a failing read is a UserError
             yield Skipped(f"{name}[{row}]", "broken table", type(error).__name__)

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from ...artifacts import UserError, sanitize
 from ..captions import Annotation, from_json, from_label, from_text
 from .folder import LARGEST_FILE
-from .source import END, ROWS, Example, Item, Items, Skipped, Source, annotated, source
+from .source import END, ROWS, Example, Item, Items, Skipped, Source, source
 
 TEXTS = {"txt": from_text, "text": from_text, "caption": from_text, "json": from_json, "cls": from_label}
 
@@ -79,7 +79,7 @@ def members_of(tar: tarfile.TarFile, damage: list[str], *, content: bool) -> Ite
 
 def examples_of(row: str, members: Iterator[Member]) -> Iterator[Example | Skipped]:
     """The image of a row (or several), with what the other members record about it."""
-    note, images, texts = Annotation(), list[Example](), 0
+    note, images, texts = Annotation(), list[tuple[str, bytes]](), 0
     for _, member, content in members:
         ending = PurePosixPath(member.name).name.partition(".")[2].lower()
         name = f"{row}.{sanitize(ending)}"
@@ -90,8 +90,7 @@ def examples_of(row: str, members: Iterator[Member]) -> Iterator[Example | Skipp
         elif ending in TEXTS:
             note, texts = note + TEXTS[ending](content), texts + 1
         else:
-            images.append(Example(name, content))
+            images.append((name, content))
     if texts and not images:
         yield Skipped(row, "caption without image")
-    for image in images:
-        yield from annotated(image, note)
+    yield from (Example(name, content, note) for name, content in images)

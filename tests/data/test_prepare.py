@@ -291,8 +291,8 @@ def test_a_place_that_is_taken_is_refused_before_the_work(tmp_path: Path) -> Non
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for place, why in (("full", "already exists"), ("file", "already exists"), ("file/below", "cannot be written")):
-        with pytest.raises(UserError, match=why):
+    for place in ("full", "file"):
+        with pytest.raises(UserError, match="already exists"):
             prepare(source, tmp_path / place, CONFIG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "source"]
 

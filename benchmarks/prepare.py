@@ -1,19 +1,22 @@
-"""Speed of `prepare` against an older commit, both in one run, in turns; and the bytes that both write.
+"""Speed of `prepare` against an older commit, both in one run, in turns; the bytes that are written; and its memory.
 
-    git worktree add /tmp/old 3167457
-    python benchmarks/prepare.py ~/clothes --old /tmp/old --rounds 3
+    git worktree add --detach /tmp/old 3167457
+    python benchmarks/prepare.py speed ~/clothes --old /tmp/old --rounds 5
+    python benchmarks/prepare.py bytes ~/clothes          # by strace over all processes, partition included
+    python benchmarks/prepare.py memory                   # of generated images, 10,000 and 100,000
 
-Prints a table and appends its rows to benchmarks/results/prepare.csv. Images per second count from the command to its
-end. Bytes are those of all write calls of all processes, counted by strace (--bytes), over the size of data/.
+Prints rows and appends them to benchmarks/results/prepare.csv. Images per second count from the start of the process to
+its end. Memory is the largest resident size of the main process and of any of its workers, in MiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
+import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,113 +24,154 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
+from PIL import Image
+from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "prepare.csv"
+COLUMNS = ["what", "commit", "settings", "images", "value", "unit", "against", "date", "hardware", "command"]
 RUN = """
-import sys
-from pathlib import Path
-source, out, autoencoder, size, workers = sys.argv[1:]
+import resource, sys
+source, out, autoencoder, features, size, workers = sys.argv[1:]
 if __name__ == "__main__":
-    from atoll.data.prepare import PrepareConfig, prepare
-    config = PrepareConfig(size=int(size), autoencoder=autoencoder, features="efficientnet-lite0")
+    from atoll.data.prepare import prepare
     try:
+        from atoll.data.config import PrepareConfig
         from atoll.executor import Executor
-        prepare(source, out, config, executor=Executor(int(workers)))
-    except ImportError:
+        how = {"executor": Executor(int(workers))}
+    except ImportError:  # commit 3167457
         from atoll.data.engine import Local
-        prepare(source, out, config, engine=Local(int(workers)))
+        from atoll.data.prepare import PrepareConfig
+        how = {"engine": Local(int(workers))}
+    prepare(source, out, PrepareConfig(size=int(size), autoencoder=autoencoder, features=features), **how)
+    print(*(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 """
+PARTITION = ["-m", "atoll", "partition", "data", "-k", "8"]
 WRITES = re.compile(r"\b(?:write|pwrite64|writev|sendfile|copy_file_range)\(\d+<(/[^>]*)>.*= (\d+)$", re.M)
 
 
-def run(
-    code: Path, source: str, out: Path, autoencoder: str, size: int, workers: int, trace: bool
-) -> tuple[float, int]:
-    """Seconds of one run, and bytes written to files below the folder of `out` (0 without `trace`)."""
-    script = out.parent / "run.py"
-    script.write_text(RUN)
-    command = [sys.executable, str(script), source, str(out), autoencoder, str(size), str(workers)]
-    log = out.parent / "strace"
+def run(code: Path, folder: Path, *arguments: str, trace: bool = False) -> tuple[float, str, int]:
+    """Seconds of a Python process, what it printed, and with `trace` the bytes it wrote to files below its folder."""
+    command, log = [sys.executable, *arguments], folder / "strace"
     if trace:
         calls = "write,pwrite64,writev,sendfile,copy_file_range"
         command = ["strace", "-f", "-y", "-e", f"trace={calls}", "-o", str(log), *command]
     environment = {**os.environ, "PYTHONPATH": str(code / "src"), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
-    subprocess.run(command, check=True, env=environment)
+    done = subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - began
-    if not trace:
-        return seconds, 0
-    found = WRITES.findall(log.read_text(errors="replace"))
-    return seconds, sum(int(count) for path, count in found if path.startswith(str(out.parent)))
+    found = WRITES.findall(log.read_text(errors="replace")) if trace else []
+    return seconds, done.stdout, sum(int(count) for path, count in found if path.startswith(f"{folder}/"))
 
 
 def tensors(data: Path) -> dict[str, np.ndarray]:
-    """{id: normalized latent and feature, one after another} of a data artifact, read without atoll."""
-    import json
-
-    import pyarrow.parquet as pq
-    from safetensors.numpy import load_file
-
+    """{id: the autoencoder's latent and the feature, one after another} of a data artifact, read without atoll."""
     space = json.loads((data / "manifest.json").read_text())["config"]["latent"]
-    old = (data / "shards").is_dir()
-    paths = sorted((data / "shards").iterdir() if old else data.glob("shard-*"))
-    shards = [load_file(path) for path in paths]
-    mean, scale = (np.array(space[name])[:, None, None] for name in ("mean", "std" if old else "scale"))
+    old = (data / "shards").is_dir()  # normalized latents
+    shards = [load_file(path) for path in sorted((data / "shards").iterdir() if old else data.glob("shard-*"))]
     found = {}
     for row in pq.read_table(data / "index.parquet", columns=["id", "shard", "row"]).to_pylist():
-        shard = shards[row["shard"]]
-        latent = shard["latents"][row["row"]]
-        latent = latent * scale + mean if old else latent
-        found[row["id"]] = np.concatenate([latent.ravel(), shard["features"][row["row"]]])
+        latent = shards[row["shard"]]["latents"][row["row"]]
+        if old:
+            latent = latent * np.array(space["std"])[:, None, None] + np.array(space["mean"])[:, None, None]
+        found[row["id"]] = np.concatenate([latent.ravel(), shards[row["shard"]]["features"][row["row"]]])
     return found
+
+
+def speed(arguments: argparse.Namespace) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for autoencoder in arguments.autoencoders:
+        seconds: dict[Path, list[float]] = {arguments.old: [], ROOT: []}
+        for number in range(arguments.rounds):
+            made = {}
+            for tree in seconds if number % 2 else reversed(seconds):
+                with tempfile.TemporaryDirectory() as name:
+                    folder = Path(name)
+                    (folder / "run.py").write_text(RUN)
+                    settings = (autoencoder, "efficientnet-lite0", "64", str(arguments.workers))
+                    took, _, _ = run(tree, folder, "run.py", str(arguments.source.resolve()), "data", *settings)
+                    seconds[tree].append(took)
+                    print(f"{autoencoder} {tree.name} {took:.1f} s", flush=True)
+                    if number == 0:
+                        made[tree] = tensors(folder / "data")
+            if made:
+                old, new = made[arguments.old], made[ROOT]
+                assert old.keys() == new.keys(), "the same images"
+                count, difference = len(new), max(float(np.abs(new[i] - old[i]).max()) for i in new)
+        name, workers = f"{autoencoder}, EfficientNet-Lite0, 64 px", arguments.workers
+        rates = {tree: count / float(np.median(took)) for tree, took in seconds.items()}
+        for tree, rate in rates.items():
+            note = f"{rate / rates[arguments.old]:.2f} x; largest difference {difference:.1e}" if tree == ROOT else ""
+            commit = commit_of(tree)
+            rows.append(["speed", commit, f"{name}, {workers} workers", count, f"{rate:.1f}", "images/s", note])
+    return rows
+
+
+def written(arguments: argparse.Namespace) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for autoencoder in arguments.autoencoders:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "run.py").write_text(RUN)
+            settings = (autoencoder, "efficientnet-lite0", "64", str(arguments.workers))
+            _, _, first = run(ROOT, folder, "run.py", str(arguments.source.resolve()), "data", *settings, trace=True)
+            _, _, second = run(ROOT, folder, *PARTITION, trace=True)
+            size = sum(path.stat().st_size for path in (folder / "data").rglob("*") if path.is_file())
+            count = json.loads((folder / "data" / "manifest.json").read_text())["config"]["count"]
+        for what, total in (("prepare", first), ("prepare and partition", first + second)):
+            text = f"{total / size:.3f}"
+            rows.append(["bytes", commit_of(ROOT), f"{autoencoder}, {what}", count, text, "x size of data/", ""])
+    return rows
+
+
+def memory(arguments: argparse.Namespace) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for count in arguments.counts:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "run.py").write_text(RUN)
+            for number in range(count):
+                place = folder / "images" / f"{number // 1000:03d}"
+                place.mkdir(parents=True, exist_ok=True)
+                pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+                Image.fromarray(pixels).save(place / f"{number:06d}.png")
+            _, printed, _ = run(
+                ROOT, folder, "run.py", "images", "data", "pixels", "pixels", "8", str(arguments.workers)
+            )
+        for process, kib in zip(("main process", "largest worker"), printed.split(), strict=True):
+            rows.append(["memory", commit_of(ROOT), f"pixels, 8 px, {process}", count, int(kib) // 1024, "MiB", ""])
+    return rows
+
+
+def commit_of(tree: Path) -> str:
+    return subprocess.check_output(["git", "-C", str(tree), "rev-parse", "--short=7", "HEAD"], text=True).strip()
+
+
+def hardware() -> str:
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{os.cpu_count()} cores {found[1] if found else platform.machine()}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source")
-    parser.add_argument("--old", type=Path, required=True, help="work tree of the older commit")
+    parser.add_argument("what", choices=("speed", "bytes", "memory"))
+    parser.add_argument("source", type=Path, nargs="?")
+    parser.add_argument("--old", type=Path, help="work tree of the older commit")
     parser.add_argument("--autoencoders", nargs="+", default=["taef2", "dct-4"])
-    parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bytes", action="store_true", help="count bytes with strace, in one more run")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--counts", type=int, nargs="+", default=[10_000, 100_000])
     arguments = parser.parse_args()
-    trees = {"old": arguments.old, "new": ROOT}
-    rows = []
-    for autoencoder in arguments.autoencoders:
-        seconds: dict[str, list[float]] = {name: [] for name in trees}
-        ratio, difference, count = dict.fromkeys(trees, 0.0), 0.0, 0
-        for number in range(arguments.rounds + arguments.bytes):
-            made: dict[str, dict[str, np.ndarray]] = {}
-            traced = number == arguments.rounds
-            for name, tree in trees.items():
-                folder = Path(tempfile.mkdtemp())
-                out = folder / "data"
-                took, written = run(tree, arguments.source, out, autoencoder, arguments.size, arguments.workers, traced)
-                if traced:
-                    ratio[name] = written / sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-                else:
-                    seconds[name].append(took)
-                if number == 0:
-                    made[name] = tensors(out)
-                shutil.rmtree(folder)
-            if made:
-                count = len(made["new"])
-                assert made["new"].keys() == made["old"].keys()
-                difference = max(float(np.abs(made["new"][i] - made["old"][i]).max()) for i in made["new"])
-        for name in trees:
-            speed, old = count / np.median(seconds[name]), count / np.median(seconds["old"])
-            row = {"autoencoder": autoencoder, "commit": name, "images": count, "images_per_s": round(speed, 1)}
-            row |= {"ratio": round(speed / old, 3), "bytes_over_size": round(ratio[name], 3)}
-            rows.append({**row, "largest_difference": difference})
-            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    is_new = not RESULTS.exists()
+    rows = {"speed": speed, "bytes": written, "memory": memory}[arguments.what](arguments)
+    is_new, command = not RESULTS.exists(), " ".join(["python", *sys.argv])
     with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
+        writer = csv.writer(file)
         if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
+            writer.writerow(COLUMNS)
+        for row in rows:
+            print(*row, sep="  ")
+            writer.writerow([*row, time.strftime("%Y-%m-%d"), hardware(), command])
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class RayExecutor(Executor):
                 ray.init(self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"--ray-address {self.address}: cannot reach the cluster ({error})") from error
-        self.resources: dict[str, float] = ray.cluster_resources()
+        self.resources: dict[str, float] = self._ray.cluster_resources()
         self.workers = max(1, int(self.resources.get("CPU", 1)))
         errors: Any = ray.exceptions
         self.worker_died = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)

@@ -368,7 +368,7 @@ def test_one_sample_without_a_label_leaves_the_others_theirs(
     assert (data.config["labels"], data.config["unlabelled"], data.config["count"]) == (2, 1, 40)
     network = architecture(data.config, Network(width=8, depth=1, heads=2, patch=2))
     assert (network.condition, network.classes) == ("labels", 2)
-    assert data.config["source"]["classes"] == ["cats", "dogs"]
+    assert list(data.config["source"]["classes"]) == ["cats", "dogs"]
     samples, row = samples_of(data), Index.of(data).ids.index(identity)
     condition = samples.condition(torch.arange(40), torch.zeros(40))
     assert condition.dropped.nonzero().tolist() == [[row]]

@@ -285,7 +285,7 @@ def listing(writer: ArtifactWriter, origin: Source, request: dict[str, Any]) -> 
 
 def changes_between(before: Sequence[str], now: Sequence[str]) -> str:
     """What has changed between two listings; empty if nothing has."""
-    old, new = ({json.loads(line)[0] for line in set(a) - set(b)} for a, b in ((before, now), (now, before)))
+    old, new = ({json.loads(line)["name"] for line in set(a) - set(b)} for a, b in ((before, now), (now, before)))
     counts = {"changed": len(old & new), "removed": len(old - new), "added": len(new - old)}
     told = [f"{count:,} {what}" for what, count in counts.items() if count]
     return ", ".join([*told, f"such as {sanitize(min(old | new), 80)}"]) if told else ""

@@ -13,7 +13,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -47,12 +47,14 @@ class Item:
 
     def to_json(self) -> str:
         """One line of ASCII; names that are not UTF-8 survive."""
-        return json.dumps(astuple(self))
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(line: str) -> Item:
-        *fields, texts, (captions, label, warnings) = json.loads(line)
-        return Item(*fields, tuple(texts), Annotation(tuple(captions), label, tuple(warnings)))
+        fields: dict[str, Any] = json.loads(line)
+        note = fields["note"]
+        fields["note"] = Annotation(tuple(note["captions"]), note["label"], tuple(note["warnings"]))
+        return Item(**{**fields, "texts": tuple(fields["texts"])})
 
 
 Items = list[Item]

@@ -87,7 +87,9 @@ class LatentDataset:
 
         shards = [read_shard(*paths) for paths in data_shards(data)]
         latent = LatentConfig.model_validate(data.config["latent"])
-        return cls(shards, latent, text_space(data), stored_rows(shards, *Index.of(data).places))
+        shard, row = Index.of(data).places
+        starts = np.cumsum([0, *(len(tensors["latents"]) for tensors in shards)])
+        return cls(shards, latent, text_space(data), torch.from_numpy(starts[shard] + row))
 
     def to(self, device: torch.device) -> Self:
         """The same samples with latents and embedded text in the memory of `device`."""
@@ -190,9 +192,3 @@ class LatentDataset:
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise IndexError(f"rows must be in [0, {len(self)}), got {int(rows.min())} .. {int(rows.max())}")
         return rows if self._rows is None else self._rows[rows]
-
-
-def stored_rows(shards: Sequence[Mapping[str, Tensor]], shard: np.ndarray, row: np.ndarray) -> Tensor:
-    """Rows [N] of all shards one after another, from the number of a shard [N] and the row in it [N]."""
-    starts = np.cumsum([0, *(len(tensors["latents"]) for tensors in shards)])
-    return torch.from_numpy(starts[shard] + row)

@@ -45,7 +45,6 @@ from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import best_extractor, extractor_id
 from ..plugins import loaded_plugins
 from .config import PrepareConfig
-from .dataset import LatentDataset, stored_rows
 from .encode import UnitTask, encode_unit, fixed_threads, read_unit, row_count, units_of
 from .images import TOO_SMALL
 from .index import Index
@@ -320,11 +319,10 @@ def first_skipped(units: Sequence[UnitTask]) -> str:
 
 def text_of(index: Index, encoder: str) -> TextConfig | None:
     """How captions are encoded; None without captions."""
-    if encoder == "none" or not any(index.captions):
+    captions = index.table["captions"].combine_chunks().flatten()
+    if encoder == "none" or not len(captions):
         return None
-    if encoder != "words":
-        return pretrained_space(encoder)
-    return words_space(caption for captions in index.captions for caption in captions)
+    return words_space(captions.to_pylist()) if encoder == "words" else pretrained_space(encoder)
 
 
 @dataclass(frozen=True)
@@ -372,20 +370,21 @@ def measure(
     units: Sequence[UnitTask], index: Index, autoencoder: str, shape: tuple[int, int, int], device: str
 ) -> LatentConfig:
     """Mean and scale of the latents from a random sample of the training images; the preview map from a part of it."""
-    shards = [read_shard(unit.shard, unit.condition) for unit in units]
-    raw = LatentConfig(autoencoder=autoencoder, shape=shape, mean=(0.0,) * shape[0], scale=(1.0,) * shape[0])
-    samples = LatentDataset(shards, raw, rows=stored_rows(shards, *index.places))
-    rows = torch.from_numpy(index.shuffled("train")[:MEASURED])
-    sums, count = torch.zeros(2, shape[0], dtype=torch.float64), len(rows) * shape[1] * shape[2]
-    for part in rows.sort().values.split(4096):
-        values = samples.latents(part).double().transpose(0, 1).flatten(1)
-        sums += torch.stack([values.sum(1), values.square().sum(1)])
-    mean = (sums[0] / count).numpy()
-    std = np.sqrt(np.maximum((sums[1] / count).numpy() - mean**2, 0.0))
-    space = raw.model_copy(update={"mean": tuple(mean.tolist()), "scale": tuple(scale_of(mean, std).tolist())})
-    drawn = samples.latents(rows[:PREVIEWS])
-    images = load_autoencoder(autoencoder).decode(drawn.to(device)).cpu()
-    return space.model_copy(update={"preview": fit_preview(space.normalize(drawn), images)})
+    shard, row = index.places
+    chosen = index.shuffled("train")[:MEASURED]
+    sums, count, drawn = np.zeros((2, shape[0])), len(chosen) * shape[1] * shape[2], list[torch.Tensor]()
+    for number, unit in enumerate(units):
+        latents = read_shard(unit.shard)["latents"]
+        here = np.sort(chosen[shard[chosen] == number])
+        values = latents[torch.from_numpy(row[here])].double().transpose(0, 1).flatten(1)
+        sums += [values.sum(1).numpy(), values.square().sum(1).numpy()]
+        drawn.append(latents[torch.from_numpy(row[np.intersect1d(here, chosen[:PREVIEWS])])])
+    mean = sums[0] / count
+    scale = scale_of(mean, np.sqrt(np.maximum(sums[1] / count - mean**2, 0.0)))
+    space = LatentConfig(autoencoder=autoencoder, shape=shape, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
+    seen = torch.cat(drawn)
+    images = load_autoencoder(autoencoder).decode(seen.to(device)).cpu()
+    return space.model_copy(update={"preview": fit_preview(space.normalize(seen), images)})
 
 
 def write_skipped(folder: Path, skipped: Sequence[Skipped], older: Older | None) -> dict[str, int]:

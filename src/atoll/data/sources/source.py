@@ -47,14 +47,15 @@ class Item:
 
     def to_json(self) -> str:
         """One line of ASCII; names that are not UTF-8 survive."""
-        return json.dumps(asdict(self))
+        fields = {name: value for name, value in asdict(self).items() if value and getattr(self, name) != Annotation()}
+        return json.dumps(fields)
 
     @staticmethod
     def from_json(line: str) -> Item:
         fields: dict[str, Any] = json.loads(line)
-        note = fields["note"]
-        fields["note"] = Annotation(tuple(note["captions"]), note["label"], tuple(note["warnings"]))
-        return Item(**{**fields, "texts": tuple(fields["texts"])})
+        if (note := fields.get("note")) is not None:
+            fields["note"] = Annotation(tuple(note["captions"]), note["label"], tuple(note["warnings"]))
+        return Item(**{**fields, "texts": tuple(fields.get("texts", ()))})
 
 
 Items = list[Item]

@@ -38,7 +38,7 @@ from photographs import CLASSES, MORE_CLASSES, write_photographs
 from runs import ATOLL, atoll, digests
 
 TWO_CORES = Machine(8, 0.08, bfloat16=False, kind="cpu", cores=2)
-GPU = Machine(24, 165, 1008)
+GPU = Machine(24, 165)
 
 
 @pytest.fixture(scope="module")

@@ -93,10 +93,3 @@ def test_an_expert_that_does_not_fit_is_refused(
         train(orders(planned)[Kind.EPSILON][0], tmp_path / "b", init=flow_expert)
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
-
-
-def test_another_initial_expert_in_the_same_folder_is_refused(planned: Path, flow_expert: Path, tmp_path: Path) -> None:
-    order = orders(planned)[Kind.VELOCITY][0]
-    train(order, tmp_path / "cold", resources=CPU)
-    with pytest.raises(UserError, match="another order or initial expert"):
-        train(order, tmp_path / "cold", init=flow_expert)

@@ -167,15 +167,6 @@ def test_a_member_that_is_killed_ends_the_others(order: Path, alone: Artifact, t
     assert_alike(artifact, alone)
 
 
-@pytest.mark.slow
-def test_a_users_mistake_ends_every_process(order: Path, tmp_path: Path) -> None:
-    process = start(order, tmp_path / "expert", "--set", "warp=9")
-    _, errors = end(process)
-    assert process.returncode != 0
-    assert "--set: warp" in errors
-    assert not (tmp_path / "expert").exists()
-
-
 def test_two_processes_train_a_router(planned: Path, tmp_path: Path) -> None:
     """One writes it and prints; the router is that of one process, but for the rounding of sums."""
     short = [f"--set=training.{name}" for name in ("images=513", "batch=32", "ema_images=64", "warmup_images=0")]

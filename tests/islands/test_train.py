@@ -20,10 +20,9 @@ import torch
 from atoll.artifacts import Artifact, Store, UserError, file_lock, find
 from atoll.data.index import split_of
 from atoll.data.prepare import prepare
-from atoll.diffusion import Kind
 from atoll.islands.expert import load_expert
 from atoll.islands.launch import Island, hand_out, logged_images
-from atoll.islands.order import Order, read_order
+from atoll.islands.order import read_order
 from atoll.islands.task import ExpertTask
 from atoll.islands.train import expert_task, shards_of, train
 from atoll.partition.config import PartitionConfig
@@ -73,28 +72,6 @@ def test_a_second_call_finds_it_done(planned: Path, unbroken: Artifact) -> None:
     assert (unbroken.store.path / "manifest.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("after", [0.0, 0.8])
-def test_killed_and_run_again_it_ends_with_the_same_digest(
-    planned: Path, unbroken: Artifact, tmp_path: Path, after: float
-) -> None:
-    """kill -9 a real process some time after its first checkpoint, as often as it takes to finish."""
-    command = [*ATOLL, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert")]
-    command += ["--quiet", "--checkpoint-seconds", "0"]
-    kills = 0
-    while find(tmp_path / "expert") is None:
-        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if kills < 2:
-            seen = set((tmp_path / "expert" / "state").glob("*.safetensors"))
-            while process.poll() is None and set((tmp_path / "expert" / "state").glob("*.safetensors")) == seen:
-                time.sleep(0.01)
-            time.sleep(after * 0.2)
-            process.kill()
-            kills += process.wait() == -signal.SIGKILL
-        assert process.wait() in (0, -signal.SIGKILL)
-    assert kills >= 1, "the process was never killed, so nothing was tested"
-    assert Artifact.open(tmp_path / "expert").digest == unbroken.digest
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(
     planned: Path, unbroken: Artifact, tmp_path: Path, number: signal.Signals
@@ -129,31 +106,6 @@ def test_how_far_an_island_is_comes_from_the_last_line_that_says_so(tmp_path: Pa
         assert logged_images(island.expert) == images
 
 
-def test_a_stop_in_the_middle_resumes_bit_for_bit_in_process(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
-    def stop_at_half(now: Progress) -> None:
-        if now.images == now.total // 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(StopRequested):
-        train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU, watch=stop_at_half)
-    assert train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU).digest == unbroken.digest
-
-
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    planned: Path, unbroken: Artifact, tmp_path: Path
-) -> None:
-    def stop_late(now: Progress) -> None:
-        if now.images == now.total * 3 // 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    order = planned / "orders" / "00.json"
-    with pytest.raises(StopRequested):
-        train(order, tmp_path / "expert", resources=CPU, checkpoint_seconds=0, watch=stop_late)
-    newest = max((tmp_path / "expert" / "state").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:100])
-    assert train(order, tmp_path / "expert", resources=CPU).digest == unbroken.digest
-
-
 def changed_order(planned: Path, folder: Path, **training: object) -> Path:
     """Order 00 with other training settings, beside a link to the run's partition."""
     order, _ = read_order(planned / "orders" / "00.json")
@@ -163,16 +115,6 @@ def changed_order(planned: Path, folder: Path, **training: object) -> Path:
     path = folder / "orders" / "00.json"
     path.write_bytes(order.to_bytes())
     return path
-
-
-def test_a_micro_batch_changes_memory_and_not_the_result(planned: Path, tmp_path: Path) -> None:
-    experts = []
-    order = changed_order(planned, tmp_path / "run", images=160, learning_rate=2e-3)  # rounding is of a step's length
-    for size in (None, 8):
-        resources = Resources(device="cpu", settings={"micro_batch": size})
-        experts.append(load_expert(train(order, tmp_path / f"expert-{size}", resources=resources).store))
-    for whole, cut in zip(experts[0].network.parameters(), experts[1].network.parameters(), strict=True):
-        torch.testing.assert_close(whole, cut, rtol=0, atol=1e-5)
 
 
 def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tmp_path: Path) -> None:
@@ -187,13 +129,6 @@ def test_a_changed_order_on_resume_is_refused_naming_the_field(planned: Path, tm
     before = read_order(planned / "orders" / "00.json")[0].training.learning_rate
     assert f"training.learning_rate: {before} -> 0.5" in process.stderr
     assert process.stderr.count("\n") == 1
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_update(planned: Path, tmp_path: Path) -> None:
-    order = changed_order(planned, tmp_path / "run", learning_rate=1e30, gradient_clip=None, warmup_images=0)
-    with pytest.raises(UserError, match=r"nothing was updated by them: lower training\.learning_rate"):
-        train(order, tmp_path / "expert", resources=CPU)
-    assert find(tmp_path / "expert") is None
 
 
 def test_another_orders_folder_is_refused(planned: Path, unbroken: Artifact) -> None:
@@ -294,13 +229,6 @@ def test_times_are_stratified(planned: Path) -> None:
     assert counts.max() <= 2  # one in each part; clamping to the band may move an edge
 
 
-def test_orders_are_heterogeneous(planned: Path) -> None:
-    kinds = [
-        Order.model_validate_json(p.read_bytes()).objective.kind for p in sorted((planned / "orders").glob("0*.json"))
-    ]
-    assert sorted(kinds) == [Kind.EPSILON, Kind.VELOCITY, Kind.VELOCITY]
-
-
 def test_an_island_learns_labels_where_some_samples_have_none(tmp_path: Path) -> None:
     """The extreme: the training samples are labelled, and of the validation samples none is."""
     config = CONFIG.model_copy(update={"validation": 0.3})
@@ -323,13 +251,6 @@ def test_an_island_learns_labels_where_some_samples_have_none(tmp_path: Path) ->
     assert math.isfinite(measured[-1]["val_loss"])
 
 
-def test_handed_out_shards_come_and_go_without_the_runs(planned: Path, tmp_path: Path) -> None:
-    island = hand_out(Store.at(planned), "01", tmp_path)
-    shutil.rmtree(tmp_path / "inbox" / "partition")
-    assert find(planned / "partition") is not None
-    assert hand_out(Store.at(planned), "01", tmp_path) == island, "what is missing is handed out again"
-
-
 def test_nothing_damaged_is_handed_out(planned: Path, tmp_path: Path) -> None:
     """In the run, or in the inbox of an earlier call: refused by name, and nothing damaged is left in an inbox."""
     shutil.copytree(planned, tmp_path / "run")
@@ -344,30 +265,3 @@ def test_nothing_damaged_is_handed_out(planned: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{shard}: corrupt"):
             hand_out(Store.at(tmp_path / "run"), "01", tmp_path / island)
     assert not list((tmp_path / "second").rglob("train-*"))
-
-
-def test_two_processes_train_one_expert_and_one_talks(planned: Path, unbroken: Artifact, tmp_path: Path) -> None:
-    """Stopped alone, gone on with two by torchrun: the same expert but for the order of sums, and one voice."""
-
-    def stop_at_half(now: Progress) -> None:
-        if now.images == now.total // 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(StopRequested):
-        train(planned / "orders" / "00.json", tmp_path / "expert", resources=CPU, watch=stop_at_half)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "atoll"]
-    command = [*torchrun, "train", str(planned / "orders" / "00.json"), "--out", str(tmp_path / "expert")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("computing: as before") == 1, process.stdout
-    assert process.stdout.count("send this folder back") == 1, process.stdout
-    # not the weights: Adam makes steps of rounding errors where a gradient is zero, as that of the keys' bias is
-    together, alone = (metrics(artifact) for artifact in (Artifact.open(tmp_path / "expert"), unbroken))
-    assert [row["images"] for row in together] == [row["images"] for row in alone]
-    for name in ("loss", "val_loss"):
-        assert [row[name] for row in together] == pytest.approx([row[name] for row in alone], rel=1e-4)
-
-
-def metrics(artifact: Artifact) -> list[dict[str, float]]:
-    return [json.loads(line) for line in artifact.read("metrics.jsonl").splitlines()]

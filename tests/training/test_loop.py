@@ -181,20 +181,6 @@ def test_progress_says_where_training_stands(tmp_path: Path) -> None:
     assert None not in {now.val_loss for now in seen}
 
 
-def test_gone_on_it_knows_the_val_loss_of_before(tmp_path: Path) -> None:
-    training = TRAINING.model_copy(update={"images": 16_000})  # a report every 25 steps
-
-    def stop(now: Progress) -> None:
-        if now.images == 16 * 30:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(StopRequested):
-        fitted(tmp_path, training=training, watch=stop)
-    seen: list[Progress] = []
-    fitted(tmp_path, training=training, watch=seen.append)
-    assert seen[0].val_loss is not None
-
-
 def test_state_left_as_found(tmp_path: Path) -> None:
     """A training in a server or a notebook: thread count, random state and signal handlers stay as they were."""
     before = torch.get_num_threads()

@@ -75,7 +75,7 @@ def test_micro_batches_give_the_whole_batchs_gradient(order: Path, micro_batch: 
     for gradient, mean in zip(trained.gradients(), expected, strict=True):
         torch.testing.assert_close(gradient, mean, rtol=1e-4, atol=1e-6)
     counts = trained.state.meters.read()
-    assert (counts.steps, counts.skipped) == (1, 0)
+    assert counts.skipped == 0
     assert counts.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_a_step_that_is_not_finite_leaves_everything_but_its_count(order: Path, 
     assert (meters - before["meters"]).tolist() == [0.0, 0.0, 1.0, 1.0, 1.0]
     trained.take()
     counts = trained.state.meters.read()
-    assert (counts.steps, counts.skipped, counts.longest_row) == (2, 1, 1)
+    assert (counts.skipped, counts.longest_row) == (1, 1)
 
 
 def test_checkpointed_blocks_change_no_bit(order: Path) -> None:
@@ -176,6 +176,5 @@ def test_a_mean_over_a_million_steps_keeps_its_digits() -> None:
     meters = Meters(torch.device("cpu"))
     meters.values[0], meters.values[1] = 0.1 * 2**25, 2**25
     meters.add(torch.tensor(0.1), torch.tensor(1.0))
-    counts = meters.read()
-    assert counts.steps == 2**25 + 1
-    assert counts.loss == pytest.approx(0.1, rel=1e-9)
+    assert meters.values[1] == 2**25 + 1
+    assert meters.read().loss == pytest.approx(0.1, rel=1e-9)

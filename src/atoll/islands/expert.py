@@ -21,7 +21,7 @@ from ..artifacts import DIGEST, Artifact, Store
 from ..data.space import LatentConfig, TextConfig
 from ..diffusion import AnySchedule, Bridge, Kind, NetworkDenoiser, Schedule
 from ..models.dit import DiT, DiTConfig
-from ..training.result import Result, load_network, read_card, write_result
+from ..training.result import WEIGHTS, Result, read_card, read_network, write_result
 
 KIND = "expert"
 
@@ -106,5 +106,5 @@ def load_expert(place: str | Path | Store, device: torch.device | str = "cpu") -
     """Read an expert, checking digests, names, shapes, dtypes and that every weight is finite."""
     artifact = Artifact.open(place, KIND)
     card = read_expert_card(artifact)
-    network = load_network(lambda: DiT(card.architecture), card.architecture, artifact, device)
+    network = read_network(lambda: DiT(card.architecture), card.architecture, artifact.file(WEIGHTS), device)
     return Expert(card, network, artifact.digest)

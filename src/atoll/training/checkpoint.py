@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -46,25 +46,19 @@ class Ledger:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """What the meters hold, read by the host."""
 
-    loss_sum: float
-    steps: int  # since the last report
+    loss: float | None  # mean since the last report
     skipped: int  # steps that were not finite and changed nothing, in all
     longest_row: int  # of them, the most that came one after another
-
-    @property
-    def loss(self) -> float | None:
-        """Mean loss since the last report."""
-        return self.loss_sum / self.steps if self.steps else None
 
 
 class Meters:
     """Counters on the device: a step adds to them without making the host wait."""
 
     def __init__(self, device: torch.device) -> None:
+        # since the last report: sum of losses, steps; skipped steps: all, since the last good one, the most in a row
         self.values = torch.zeros(5, dtype=wide_dtype(device), device=device)
 
     def add(self, loss: Tensor, finite: Tensor) -> None:
@@ -73,7 +67,7 @@ class Meters:
         loss = torch.where(finite > 0, loss.to(self.values.dtype), 0.0)
         self.values[:2] += torch.stack([loss, good])
         self.values[2] += 1.0 - good
-        self.values[3] = (self.values[3] + 1.0) * (1.0 - good)  # bad ones since the last good one
+        self.values[3] = (self.values[3] + 1.0) * (1.0 - good)
         self.values[4] = torch.maximum(self.values[4], self.values[3])
 
     def begin_row(self) -> None:
@@ -82,7 +76,7 @@ class Meters:
     def read(self) -> Counts:
         """Their values now; the host waits for the device."""
         loss_sum, steps, skipped, _, longest_row = self.values.tolist()
-        return Counts(loss_sum, int(steps), int(skipped), int(longest_row))
+        return Counts(loss_sum / steps if steps else None, int(skipped), int(longest_row))
 
 
 class TrainingState:

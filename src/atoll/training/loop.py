@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -138,7 +138,7 @@ def fit(
         ledger = checkpoints.restore(state)
         run = Run(task, training, checkpoints, stop, group, watch, state.images)
         while not run.completes(compute, state, ledger):
-            compute = halved(compute, training)
+            compute = compute.model_copy(update={"micro_batch": (compute.micro_batch or training.batch) // 2})
             watch(Progress(state.images, training.images, note=f"out of memory: micro-batch {compute.micro_batch}"))
             save_compute(folder, compute)
         return Fitted(state, ledger.rows, compute, group.is_main)
@@ -185,16 +185,19 @@ class Run:
         """From where the state stands to the end of the budget."""
         training, group = self.training, self.group
         step = Step(self.task, state, training, compute, group)
-        clock = Clock()
+        started: tuple[float, int] | None = None  # when and after how many images the steps run at their usual speed
+        read_at, reading_is_free = time.monotonic(), state.device.type == "cpu"  # and no clock decides over such a run
         seen: Counts | None = None
         val_loss = next((row["val_loss"] for row in reversed(ledger.rows) if "val_loss" in row), None)
-        for number, batch in enumerate(self.batches(state), state.images // training.batch):
+        for number, batch in enumerate(self.batches(state)):
             size = min(training.batch, training.images - state.images)
             step(batch, size)
             state.images += size
-            stopping = self.stop.requested
+            now, stopping = time.monotonic(), self.stop.requested
             if group.size > 1:
                 stopping = number % AGREE_EVERY == 0 and group.any(stopping)
+            rate = None if started is None else (state.images - started[1]) / max(now - started[0], 1e-9)
+            started = (now, state.images) if number == EAGER_STEPS else started
 
             if report_due(state.images, size, training.images):
                 measured = {}
@@ -205,12 +208,16 @@ class Run:
                 val_loss = measured.get("val_loss", val_loss)
                 ledger.rows.append({"images": state.images, "loss": seen.loss, **measured})
                 state.meters.begin_row()
-            elif state.device.type == "cpu" or clock.reading_due():  # a CPU's run must not depend on the clock
-                seen = state.meters.read()
-            give_up_if_lost(seen, state.images)
+            elif reading_is_free or now >= read_at + READ_SECONDS:
+                seen, read_at = state.meters.read(), now
+            if seen is not None and seen.longest_row >= MOST_SKIPPED:
+                raise UserError(
+                    f"the loss or gradient of {seen.longest_row} steps in a row was not finite, after "
+                    f"{state.images:,} images; nothing was updated by them: lower training.learning_rate, or compute "
+                    "with precision=float32"
+                )
             if group.is_main:
                 loss, skipped = (None, 0) if seen is None else (seen.loss, seen.skipped)
-                rate = clock.rate(state.images)
                 self.watch(Progress(state.images, training.images, rate, loss, val_loss, skipped))
                 self.checkpoints.keep(state, ledger, stopping)
             if stopping:
@@ -361,31 +368,16 @@ def averaged(state: TrainingState) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def eager() -> Iterator[None]:
+def eager() -> AbstractContextManager[None]:
     """While inside, compiled blocks run as they are written."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def micro_batches(batch: int, size: int | None) -> list[slice]:
     """A batch cut into forward passes; the optimizer step does not depend on the cut."""
     size = size or batch
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
-
-
-def halved(compute: ComputeConfig, training: TrainConfig) -> ComputeConfig:
-    """The same with half of the micro-batch."""
-    return compute.model_copy(update={"micro_batch": (compute.micro_batch or training.batch) // 2})
-
-
-def give_up_if_lost(seen: Counts | None, images: int) -> None:
-    """End a run whose last steps were all without effect, and say why."""
-    if seen is not None and seen.longest_row >= MOST_SKIPPED:
-        raise UserError(
-            f"the loss or gradient of {seen.longest_row} steps in a row was not finite, after {images:,} images; "
-            "nothing was updated by them: lower training.learning_rate, or compute with precision=float32"
-        )
 
 
 def report_due(images: int, batch: int, total: int, reports: int = REPORTS) -> bool:
@@ -411,26 +403,3 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
-
-
-class Clock:
-    """Wall time since a run began or resumed, without its first steps, in which all is compiled and recorded."""
-
-    def __init__(self) -> None:
-        self._steps, self._start, self._read = 0, (0.0, 0), time.monotonic()
-
-    def rate(self, images: int) -> float | None:
-        """Images per second; called after every step."""
-        self._steps += 1
-        if self._steps == EAGER_STEPS + 1:
-            self._start = time.monotonic(), images
-        if self._steps <= EAGER_STEPS + 1:
-            return None
-        began, first = self._start
-        return (images - first) / max(time.monotonic() - began, 1e-9)
-
-    def reading_due(self) -> bool:
-        if time.monotonic() - self._read < READ_SECONDS:
-            return False
-        self._read = time.monotonic()
-        return True

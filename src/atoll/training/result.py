@@ -89,19 +89,14 @@ def read_card(artifact: Artifact, name: str, model: type[Card]) -> Card:
         raise UserError(f"{artifact.store}/{name}: not valid ({explain(error)}); get it again") from error
 
 
-def load_network(
-    build: Callable[[], Network], trunk: DiTConfig, artifact: Artifact, device: torch.device | str
+def read_network(
+    build: Callable[[], Network], trunk: DiTConfig, path: Path, device: torch.device | str = "cpu"
 ) -> Network:
-    """The network that `build` makes, on a device, frozen, with the weights of an artifact's model.safetensors.
+    """The network that `build` makes, on a device, frozen, with the weights of a safetensors file.
 
-    It is built on the meta device, as shapes only, and gets its tensors from the file: nothing is initialised to be
-    overwritten. A card that asks for more than the file holds is refused before it costs anything.
+    It is built on the meta device, as shapes only, and gets its tensors from the file. A card that asks for more than
+    the file holds is refused before it costs anything.
     """
-    return read_network(build, trunk, artifact.file(WEIGHTS), device)
-
-
-def read_network(build: Callable[[], Network], trunk: DiTConfig, path: Path, device: torch.device | str) -> Network:
-    """The same from any safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  shapes; no values are read yet
@@ -114,7 +109,7 @@ def read_network(build: Callable[[], Network], trunk: DiTConfig, path: Path, dev
         why = sanitize(str(error), 160)
         raise UserError(f"{path}: not a readable safetensors file ({why}); get it again") from error
     for name, value in weights.items():
-        # painted with in bfloat16, too, which rounds the largest float32 up to infinity
+        # bfloat16, used for sampling, rounds the largest float32 up to infinity
         if not bool(torch.isfinite(value).all()) or not bool(torch.isfinite(value.abs().max().bfloat16())):
             raise UserError(f"{path}: weight {name} holds values that are not finite; ask for another file")
     network.load_state_dict(weights, strict=True, assign=True)

@@ -1,9 +1,9 @@
 """An Atoll model as a diffusers pipeline.
 
-Nothing of atoll imports this module: `bundle` makes one file of it and of all it uses, and that file is what a
+Nothing of atoll imports this module: `bundle` embeds it and all modules it imports in one file, and that file is what a
 diffusers folder holds and what `to_diffusers` runs. A pipeline has one component per expert and diffusers reads the
 components' names off the signature of `__init__`, so the class itself, with as many experts as the model has, is the
-last thing in that file (bundle.py, CLOSING).
+last thing in that file (bundle.py, FILE).
 
 Arguments have diffusers' names. Its conventions end here: a scheduler's sigma on the linear path is our t, and the
 model's output that a scheduler takes is the velocity of the mixture.
@@ -15,6 +15,7 @@ model's output that a scheduler takes is the velocity of the mixture.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -36,7 +37,6 @@ from torch import Tensor
 
 from ..artifacts import sha256_file
 from ..data.classes import class_number
-from ..data.space import denormalize
 from ..data.text import word_ids
 from ..diffusion import (
     AnySchedule,
@@ -62,7 +62,6 @@ from ..sampling.noise import step_noise
 from ..sampling.requests import Request
 from ..sampling.settings import Sampling
 from ..sampling.solvers import SOLVERS, GridPath, StepNoise, Walk
-from ..training.result import as_saved
 
 STEPS_OF_A_SCHEDULER = 1000  # diffusers counts time in such steps; nothing here depends on the number
 Prompts = str | int | Sequence[str | int]
@@ -99,11 +98,12 @@ class _Network(ModelMixin, ConfigMixin):
         """Write config and weights. A network whose weights were changed loses its digest."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(as_saved(self.state_dict()), folder / SAFETENSORS_WEIGHTS_NAME)
-        weights = sha256_file(folder / SAFETENSORS_WEIGHTS_NAME)
-        if self.config.weights not in (None, weights):
+        weights = {name: value.to("cpu", torch.float32).contiguous() for name, value in self.state_dict().items()}
+        save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME)
+        digest = sha256_file(folder / SAFETENSORS_WEIGHTS_NAME)
+        if self.config.weights not in (None, digest):
             self.register_to_config(digest=None)
-        self.register_to_config(weights=weights)
+        self.register_to_config(weights=digest)
         self.save_config(folder)
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
@@ -395,15 +395,17 @@ class PipelineMethods:
     def _decode(self, x: Tensor, output_type: str) -> Any:
         """Normalized latents [N, C, H, W] as images of the requested type."""
         latent = self.config.atoll["latent"]
-        images = denormalize(x, latent["mean"], latent["scale"])
+        mean, scale = (torch.tensor(latent[name], device=x.device).view(1, -1, 1, 1) for name in ("mean", "scale"))
+        images = x * scale + mean
         if self.vae is not None:
             images = self.vae.decode(images.to(self.vae.dtype)).sample.float()
         return VaeImageProcessor().postprocess(images, output_type=output_type)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write a folder that loads again: every component with this code beside it, the index, and the model card."""
-        folder, name = Path(save_directory), __name__.rpartition(".")[2]
-        code = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
+        folder, module = Path(save_directory), sys.modules[type(self).__module__]
+        name = module.__name__.rpartition(".")[2]
+        code = module.__spec__.loader.get_source(module.__name__)  # type: ignore[union-attr]
         folder.mkdir(parents=True, exist_ok=True)
         index: dict[str, Any] = {"_class_name": [name, type(self).__name__], "_diffusers_version": diffusers_version}
         files = {folder / f"{name}.py": code, folder / "README.md": self.config.atoll["card"]}

@@ -1,6 +1,6 @@
 """How far honest experts stay from every threshold of `atoll admit`, and how far hostile ones are beyond.
 
-    PYTHONPATH=src python3 benchmarks/admission.py runs/photos --out benchmarks/results/admission-photographs.json
+    PYTHONPATH=src python3 benchmarks/admission.py runs/photos --out benchmarks/results/admission-photographs.csv
 
 For each rule the share of what it allows that is used up: 1 is the edge, more is refused. Every expert that serves is
 checked as if it came in just now: against its order, its neighbors, and by samples with and without it.
@@ -34,7 +34,7 @@ from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
 from atoll.registry.versions import Member, Version, open_ensemble, place_of
 from atoll.training.resources import Resources
-from provenance import commit
+from records import commit, write_record
 
 Weights = dict[str, Tensor]
 FULL, NEIGHBOUR = "fully trained", "a neighbour's"
@@ -271,7 +271,7 @@ def main() -> None:
                 "hardware": f"{os.cpu_count()} CPU cores, one thread",
                 "rows": rows,
             }
-            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+            write_record(arguments.out, record)
 
 
 if __name__ == "__main__":

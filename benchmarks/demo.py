@@ -1,7 +1,7 @@
 """How long the demo takes and what it reaches, from an empty folder, for one or more seeds.
 
-    python benchmarks/demo.py --out benchmarks/results/demo.json [--seeds 0 1 2]
-    python benchmarks/demo.py --against 290f597 --rounds 2 --out benchmarks/results/demo-loop.json
+    python benchmarks/demo.py --out benchmarks/results/demo.csv [--seeds 0 1 2]
+    python benchmarks/demo.py --against 290f597 --rounds 2 --out benchmarks/results/demo-loop.csv
 
 Each seed runs `atoll demo`, the same again (everything is there), and, unless `--no-compare`, `atoll demo --compare`,
 each as a command of its own, and keeps the evaluation. Seconds depend on the machine and on who else uses it: the load
@@ -29,8 +29,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from records import scores_of, write_record
+
 HERE = Path(__file__).resolve().parent.parent
-KEPT = ("name", "recognised", "frechet", "nearest_median")
+KEPT = ("class_accuracy", "fd", "nearest")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def main() -> None:
     }
     if arguments.against is not None:
         record["summary"] = summary(runs)
-    arguments.out.write_text(json.dumps({**record, "runs": runs}, indent=1) + "\n")
+    write_record(arguments.out, {**record, "runs": runs})
     shown = [record["summary"]] if "summary" in record else [without_arms(run) for run in runs]
     print("\n".join(json.dumps(item, indent=1) for item in shown))
 
@@ -124,9 +126,9 @@ def measure(tree: Tree, folder: Path, seed: int, settings: Settings) -> dict[str
         "load_before": load,
         "seconds": {stage: each.wall for stage, each in spent.items()},
         "cpu_seconds": {stage: each.cpu for stage, each in spent.items()},
-        "floors": evaluation["floors"],
+        "real": evaluation["real"],
         "against_monolith": evaluation["against_monolith"],
-        "arms": [{key: arm[key] for key in KEPT} for arm in evaluation["arms"]],
+        "arms": scores_of(evaluation, *KEPT),
     }
 
 
@@ -169,7 +171,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
             for unit in ("seconds", "cpu_seconds")
         },
         "arms": {
-            arm["name"]: {key: beside(arm_value(arm["name"], key)) for key in ("frechet", "recognised")}
+            arm["name"]: {key: beside(arm_value(arm["name"], key)) for key in ("fd", "class_accuracy")}
             for arm in ours[0]["arms"]
         },
     }

@@ -1,6 +1,6 @@
 """`atoll run` on 3,000 photographs of 32 px: seconds and peak memory of every stage, and whether prompts are followed.
 
-    python benchmarks/first_mile.py --out benchmarks/results/first-mile-2-cores.json [--hours 0.5] [--images 3000]
+    python benchmarks/first_mile.py --out benchmarks/results/first-mile-2-cores.csv [--hours 0.5] [--images 3000]
     python benchmarks/first_mile.py --source ../shared/datasets/tiny-imagenet --classes 8 --hours 0.5 --out ...
     python benchmarks/first_mile.py --work WORK --students 0 0.5 --out ...   # of a run that is there, beside it
 
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provenance import commit
+from records import scores_of, write_record
 
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "tests" / "support"))
@@ -67,17 +67,16 @@ def main() -> None:
             "peak_gib": max(stage["peak_gib"] for stage in stages),
             **results(work / "run", arguments.classes),
         }
-        write_record(arguments.out, record)
+        keep(arguments.out, record)
 
 
-def write_record(out: Path, found: dict[str, Any]) -> None:
+def keep(out: Path, found: dict[str, Any]) -> None:
     record = {
         "command": " ".join(["python benchmarks/first_mile.py", *sys.argv[1:]]),
-        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         **found,
     }
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(out, record)
     print(json.dumps(record, indent=1))
 
 
@@ -92,7 +91,7 @@ def students(work: Path, shares: list[float]) -> dict[str, Any]:
     evaluation = json.loads((work / "beside-students" / "evaluation.json").read_bytes())
     return {
         "students": {s.name: json.loads((s / "distillation.json").read_bytes()) for s in made},
-        "arms": [{key: arm[key] for key in ("name", "recognised", "frechet")} for arm in evaluation["arms"]],
+        "configurations": scores_of(evaluation, "class_accuracy", "fd"),
     }
 
 
@@ -177,15 +176,15 @@ def memory_gib(root: int) -> float:
 
 def results(run: Path, classes: int) -> dict[str, Any]:
     evaluation = json.loads((run / "evaluation.json").read_bytes())
-    arms = [{key: arm[key] for key in ("name", "recognised", "frechet")} for arm in evaluation["arms"]]
+    found = scores_of(evaluation, "class_accuracy", "fd")
     accuracy = json.loads((run / "router" / "accuracy.json").read_bytes())["accuracy"]
     return {
         "chance": 1 / classes,
-        "recognised": max(arm["recognised"] or 0.0 for arm in arms),
-        "real_images_recognised": evaluation["floors"]["recogniser_accuracy"],
+        "class_accuracy": max(row["class_accuracy"] or 0.0 for row in found),
+        "class_accuracy_of_real": evaluation["real"][evaluation["features"][0]]["class_accuracy"]["value"],
         "samples": evaluation["plan"]["count"],
         "router_accuracy": sum(accuracy) / len(accuracy),
-        "arms": arms,
+        "configurations": found,
         "settings": (run / "run.toml").read_text().splitlines(),
     }
 

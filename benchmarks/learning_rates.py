@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.islands.order import Order, read_order
-from provenance import commit
+from records import commit, write_record
 
 
 def main() -> None:
@@ -42,6 +42,7 @@ def main() -> None:
             found[f"{rate:g}"] = last(trained(asked.run, order, rate, asked.work / f"{cluster}-{rate}"))
             asked.out.write_text(json.dumps(record, indent=1) + "\n")
             print(f"cluster {cluster}: {found}", flush=True)
+    write_record(asked.out.with_suffix(".csv"), record)
 
 
 def trained(run: Path, order: Order, rate: float, out: Path) -> Path:

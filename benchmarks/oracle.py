@@ -4,7 +4,7 @@ The world is a Gaussian mixture (atoll.evaluation.closed_form): six dimensions, 
 tilted components each. Ideal experts, the ideal router and the ideal model of all data are closed forms there, so
 every number below is an error against the truth and not against another model. About a minute on one core.
 
-    python benchmarks/oracle.py [--results benchmarks/results/oracle.json]
+    python benchmarks/oracle.py [--results benchmarks/results/oracle.csv]
     python benchmarks/oracle_figure.py docs/process.svg
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from atoll.sampling.solvers import GridPath
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from closed_form import ExactDenoiser, ExactRouter, GaussianWorld, ImperfectDenoiser
 from paper_fusion import PaperFusion
+from records import write_record
 
 WORLD = GaussianWorld.random(dimensions=6, clusters=4, components=3, seed=0)
 # for counting samples by component: eight of them, too far apart to be mistaken for each other
@@ -288,7 +288,7 @@ def guidance(console: Console) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "oracle.json")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "oracle.csv")
     parser.add_argument("--samples", type=int, default=20_000, help="samples per solver in the statistics table")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -302,7 +302,7 @@ def main() -> None:
         "statistics": statistics(console, options.samples),
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps(results, indent=1) + "\n")
+    write_record(options.results, results)
     console.print(f"written to {options.results}")
 
 

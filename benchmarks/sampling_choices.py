@@ -1,6 +1,6 @@
 """What the cheaper ways to sample cost in quality: the router asked rarely, an expert fixed, bfloat16.
 
-    python benchmarks/sampling_choices.py RUN --out benchmarks/results/sampling-choices.json [--seeds 0 1000] [-n 1000]
+    python benchmarks/sampling_choices.py RUN --out benchmarks/results/sampling-choices.csv [--seeds 0 1000] [-n 1000]
 
 RUN is a finished demo (`atoll demo`). Every arm paints the same prompts from the same noise, and is measured as
 `atoll evaluate` measures: Frechet distance and share recognised. Beside them stands how many images differ visibly, in
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from atoll.artifacts import Artifact, Store
-from atoll.evaluation.evaluate import Arm, EvaluationPlan, evaluate
+from atoll.evaluation.evaluate import Configuration, EvaluationPlan, evaluate
 from atoll.evaluation.samples import read_samples
 from atoll.sampling import Sampling
-from provenance import commit
+from records import scores_of, write_record
 
 VISIBLE = 25  # of 255 grey values
 
@@ -51,19 +51,18 @@ def main() -> None:
         runs = [measured(arguments.run, work / f"seed-{seed}", arms, seed, arguments.n) for seed in arguments.seeds]
     record = {
         "command": " ".join(["python benchmarks/sampling_choices.py", *sys.argv[1:]]),
-        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         "sampling": {"steps": arguments.steps, "solver": Sampling().solver, "count": arguments.n},
-        "floors": runs[0]["floors"],
+        "real": runs[0]["real"],
         "summary": [summed_up(arm, [run["arms"][arm.name] for run in runs]) for arm in arms],
         "runs": {seed: run["arms"] for seed, run in zip(arguments.seeds, runs, strict=True)},
     }
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(arguments.out, record)
     for row in record["summary"]:
         print(json.dumps(row))
 
 
-def arms_of(every: list[int], guidances: list[float], steps: int) -> list[Arm]:
+def arms_of(every: list[int], guidances: list[float], steps: int) -> list[Configuration]:
     """Two routes with the router asked more and more rarely, and in bfloat16; and `fixed`."""
     ways: list[dict[str, Any]] = [{"route": "fixed"}]
     for route in ("top-1", "top-2"):
@@ -73,7 +72,7 @@ def arms_of(every: list[int], guidances: list[float], steps: int) -> list[Arm]:
         for guidance in guidances
         for way in ways
     ]
-    return [Arm(name=name_of(sampling), sampling=sampling) for sampling in samplings]
+    return [Configuration(name=name_of(sampling), sampling=sampling) for sampling in samplings]
 
 
 def name_of(sampling: Sampling) -> str:
@@ -81,25 +80,25 @@ def name_of(sampling: Sampling) -> str:
     return f"{sampling.route}-every-{sampling.route_every}-g{sampling.guidance:g}{half}"
 
 
-def measured(run: Path, work: Path, arms: list[Arm], seed: int, count: int) -> dict[str, Any]:
-    plan = EvaluationPlan(arms=tuple(arms), count=count, seed=seed, feature_scale=16.0)
+def measured(run: Path, work: Path, arms: list[Configuration], seed: int, count: int) -> dict[str, Any]:
+    plan = EvaluationPlan(configurations=tuple(arms), count=count, seed=seed)
 
     def show(name: str, done: int, total: int) -> None:
         if done == total:
             print(f"seed {seed}: {name}", file=sys.stderr, flush=True)
 
     result = evaluate(Store.at(run), plan, Store.at(work), device="cpu", progress=show)
-    images = {row["name"]: read_samples(Artifact.open(work / "samples" / row["folder"]))[0] for row in result["arms"]}
+    rows = result["configurations"]
+    images = {row["name"]: read_samples(Artifact.open(work / "samples" / row["folders"][0]))[0] for row in rows}
     found = {}
-    for row, arm in zip(result["arms"], arms, strict=True):
+    for row, arm in zip(scores_of(result, "fd", "class_accuracy"), arms, strict=True):
         route = "top-1" if arm.sampling.route == "fixed" else arm.sampling.route
         plain = name_of(replace(arm.sampling, route=route, route_every=1, precision="float32"))
         found[arm.name] = {
-            "frechet": row["frechet"],
-            "recognised": row["recognised"],
+            **row,
             "visibly_different": different(images[arm.name], images[plain]),
         }
-    return {"floors": result["floors"], "arms": found}
+    return {"real": result["real"], "arms": found}
 
 
 def different(images: Tensor, others: Tensor) -> float:
@@ -107,7 +106,7 @@ def different(images: Tensor, others: Tensor) -> float:
     return ((images.int() - others.int()).abs().flatten(1).amax(1) > VISIBLE).float().mean().item()
 
 
-def summed_up(arm: Arm, rows: list[dict[str, float]]) -> dict[str, Any]:
+def summed_up(arm: Configuration, rows: list[dict[str, float]]) -> dict[str, Any]:
     """One arm over all seeds: means, and every Frechet distance: a difference means something beyond their spread."""
     sampling = arm.sampling
     asked = sampling.steps if sampling.route == "fixed" else sampling.route_every
@@ -117,9 +116,9 @@ def summed_up(arm: Arm, rows: list[dict[str, float]]) -> dict[str, Any]:
         "guidance": sampling.guidance,
         "precision": sampling.precision,
         "router_calls_per_step": 1 / asked,
-        "frechet": round(mean(row["frechet"] for row in rows), 2),
-        "frechet_by_seed": [round(row["frechet"], 2) for row in rows],
-        "recognised": round(mean(row["recognised"] for row in rows), 4),
+        "fd": round(mean(row["fd"] for row in rows), 4),
+        "fd_by_seed": [round(row["fd"], 4) for row in rows],
+        "class_accuracy": round(mean(row["class_accuracy"] for row in rows), 4),
         "visibly_different": round(mean(row["visibly_different"] for row in rows), 4),
     }
 

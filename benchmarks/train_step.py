@@ -54,7 +54,7 @@ from atoll.training.config import TrainConfig
 from atoll.training.loop import Progress, prepare_blocks
 from atoll.training.memory import GIB, footprint, images_per_s, this_machine
 from atoll.training.resources import Resources
-from provenance import commit
+from records import commit, write_record
 
 JOBS = (
     *("xl", "xl-8", "peer", "xl-bare", "xl-24", "xl-16", "xl-plain"),
@@ -83,7 +83,7 @@ def main() -> None:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
         print(job, json.dumps({k: v for k, v in record["jobs"][job].items() if k != "kernels"}), flush=True)
     record["ratios"] = ratios(record["jobs"])
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(arguments.out.with_suffix(".csv"), record)
     print(json.dumps(record["ratios"], indent=1))
 
 

@@ -1,6 +1,6 @@
 """Every command of docs/tutorial.md, as the page has it: its times, its figures and its pictures.
 
-    python benchmarks/tutorial.py --work /tmp/tutorial [--out benchmarks/results/tutorial-2-cores.json] [--pictures]
+    python benchmarks/tutorial.py --work /tmp/tutorial [--out benchmarks/results/tutorial-2-cores.csv] [--pictures]
 
 400 generated photographs (support/photographs.py), one thread. Seconds are of the processor, since others may use the
 machine; `wall` holds the clock's. Stopped, it goes on: a command that is done is not given again. `--pictures` writes
@@ -26,7 +26,7 @@ from PIL import Image  # noqa: E402
 
 from pages import DOCS, commands  # noqa: E402
 from photographs import CLASSES, write_photographs  # noqa: E402
-from provenance import commit  # noqa: E402
+from records import scores_of, write_record  # noqa: E402
 
 SHOWN = 8  # photographs of a class in the picture of them
 
@@ -42,13 +42,12 @@ def main() -> None:
         write_photographs(work / "photos")
     record = {
         "command": " ".join(["python benchmarks/tutorial.py", *sys.argv[1:]]),
-        "commit": commit(),
         "commands": [given(words, work) for words in commands(DOCS / "tutorial.md") if words[0] != "run"],
         **figures(work / "runs" / "photos"),
     }
     print(json.dumps(record, indent=1))
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(arguments.out, record)
     if arguments.pictures:
         paint(work, DOCS / "tutorial")
 
@@ -82,9 +81,8 @@ def figures(run: Path) -> dict[str, Any]:
     evaluation = json.loads((run / "evaluation.json").read_bytes())
     return {
         "samples": evaluation["plan"]["count"],
-        "chance": evaluation["floors"]["chance"],
-        "recognised": {arm["name"]: arm["recognised"] for arm in evaluation["arms"]},
-        "frechet": {arm["name"]: arm["frechet"] for arm in evaluation["arms"]},
+        "chance": evaluation["chance"],
+        "configurations": scores_of(evaluation, "class_accuracy", "fd"),
     }
 
 

@@ -11,7 +11,7 @@ A small DDPM expert (classic AdaLN, class labels) is trained on one half of the 
 The yardstick for all of them is the squared error of the bridged velocity on the linear path at fixed
 (image, t, noise), with averaged weights. Recorded: images each arm needs to reach the random start's final value.
 
-All arms train through `fit`, as islands do. benchmarks/results/warm_start.json and docs/warm_start.png were made before
+All arms train through `fit`, as islands do. benchmarks/results/warm_start.csv and docs/warm_start.png were made before
 that, by a loop of this script's own with the same recipe: samples drawn with replacement, times not stratified, the
 network compiled whole, and the points of a curve closer together early on.
 
@@ -62,6 +62,7 @@ from atoll.training.compute import ComputeConfig
 from atoll.training.config import TrainConfig
 from atoll.training.loop import Batch, fit
 from atoll.training.seeds import generator
+from records import write_record
 
 CLASSES = 200
 HALF = CLASSES // 2
@@ -408,6 +409,7 @@ def write(out: Path, plan: Plan, execution: ComputeConfig, results: list[dict]) 
         "results": results,
     }
     (out / "warm_start.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_record(out / "warm_start.csv", record)
     try:
         draw(record, out / "warm_start.png")
     except ImportError:

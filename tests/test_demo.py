@@ -35,10 +35,9 @@ MOMENTS = (
 
 def test_leaves_everything_to_look_at(tiny_demo: Path) -> None:
     evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
-    assert [arm["route"] for arm in evaluation["arms"]] == ["top-1", "top-2"]
-    for arm in evaluation["arms"]:
-        assert Sampling(**arm["sampling"]) == Sampling(steps=4, route=arm["route"], precision="float32")
-        images, record = read_samples(Artifact.open(tiny_demo / "samples" / arm["folder"]))
+    for row, route in zip(evaluation["configurations"], ["top-1", "top-2"], strict=True):
+        assert Sampling(**row["sampling"]) == Sampling(steps=4, route=route, precision="float32")
+        images, record = read_samples(Artifact.open(tiny_demo / "samples" / row["folders"][0]))
         weights = torch.tensor(record["experts_at_time"])
         torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)), rtol=0, atol=1e-6)
         assert len(record["expert_of_image"]) == len(images) == len(record["seeds"])

@@ -39,13 +39,13 @@ def test_from_parquet_files_to_the_report_and_what_free_text_gives(shared: Path,
     run = tmp_path / "run"
     run_example(shared, shared / "datasets/tiny-imagenet", run)
     evaluation = json.loads((run / "evaluation.json").read_bytes())
-    assert len(evaluation["arms"]) == 4, "two routes at two guidances"
-    assert evaluation["features"] == "efficientnet-lite0@128"
+    assert len(evaluation["configurations"]) == 4, "two routes at two guidances"
+    assert evaluation["features"] == ["efficientnet-lite0@128"]
     assert (run / "report.html").is_file()
     held = json.loads((run / "held_out.json").read_bytes())
     for kind in ("template", "synonym", "paraphrase"):
         low, high = held[kind]["interval"]
-        assert 0 <= low <= held[kind]["recognised"] <= high <= 1
+        assert 0 <= low <= held[kind]["class_accuracy"] <= high <= 1
     assert (held["sampling"]["steps"], held["data"]) == (4, evaluation["data"])
     before = digests(run)
     assert "already there" in run_example(shared, shared / "datasets/tiny-imagenet", run)

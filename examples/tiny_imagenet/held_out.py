@@ -2,8 +2,8 @@
 
     python held_out.py RUN --count 1000     # of each kind: other templates, other names, descriptions without a name
 
-Writes RUN/held_out.json. `recognised` has its 95 % interval; `chance` is what guessing among all classes would get
-right, `real` what the classifier gets right on real images it has not seen. The rest says what was measured.
+Writes RUN/held_out.json. `class_accuracy` has its 95 % interval; `chance` is what guessing among all classes would
+get right, `real` what the classifier gets right on real images it has not seen. The rest says what was measured.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
     lines: list[dict[str, Any]] = json.loads((run / "source" / "held_out.json").read_bytes())
     version = open_ensemble(Store.at(run))
     model = atoll.load(run, device=device)
-    real = RealData(open_reference(Store.at(run), version.data, "data"), 1.0, device=str(model.device))
-    assert real.recogniser is not None, "Tiny ImageNet has labels"
+    real = RealData(open_reference(Store.at(run), version.data, "data"), str(model.device))
     sampling = model.resolved(Sampling(steps=steps, guidance=guidance))
     found: dict[str, Any] = {
         "count": count,
@@ -40,9 +39,9 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
         "model": model.digest,
         "data": version.data.digest,
         "extractor": real.extractor,
-        "real": real.recogniser.accuracy,
+        "real": real.baseline()["class_accuracy"].value,
     }
-    chance = 1.0 / len(np.unique(real.labels[real.labels >= 0]))
+    chance = 1.0 / len(real.real.labels[real.real.labels >= 0].unique())
     for kind, title in KINDS.items():
         asked = [line for line in lines if line["kind"] == kind]
         if not asked:
@@ -50,15 +49,16 @@ def main(run: Path, count: int, steps: int, guidance: float, device: str | None)
         chosen = [asked[i % len(asked)] for i in range(count)]
         latents = model.latents([line["caption"] for line in chosen], image_seeds(0, count), sampling, batch=250)
         labels = np.array([line["label"] for line in chosen])
-        right = real.recogniser.share_right(real.features_of(model.decode(latents)).numpy(), labels)
+        prompts = [line["caption"] for line in chosen]
+        right = real.measure(model.decode(latents), prompts, labels)["class_accuracy"]
         found[kind] = {
-            "recognised": right,
+            "class_accuracy": right.value,
             "interval": [right.low, right.high],
             "chance": chance,
             "captions": len(asked),
         }
         print(
-            f"{title}: {right:.1%} recognised as their class ({right.low:.1%} to {right.high:.1%}), "
+            f"{title}: {right.value:.1%} classified as asked for ({right.low:.1%} to {right.high:.1%}), "
             f"{chance:.1%} by chance ({len(asked)} captions, {count} images)"
         )
     write_atomic(run / "held_out.json", json.dumps(found, indent=1).encode() + b"\n")

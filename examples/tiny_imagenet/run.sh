@@ -23,7 +23,7 @@ atoll="$python -m atoll"
 if [ -n "${SMALL:-}" ]; then # 600 images of 12 classes, a network and a budget for one core
     part="--classes ${CLASSES:-12} --each ${EACH:-50}" clusters=3 samples=96 steps=12 router="--set training.images=3000"
     set -- --recipe laptop --images 3000 "$@"
-else # the regime of BENCHMARKS.md
+else # the settings of benchmarks/results/tables-h200.csv
     part="" clusters=8 samples=10000 steps=50 router=""
     set -- --config "$here/plan.toml" "$@"
 fi

@@ -29,7 +29,7 @@ def tiny_settings(seed: int) -> RunSettings:
 
 def settings_for(orders: PlanConfig, seed: int, *, router_images: int, samples: int, steps: int) -> RunSettings:
     training = orders.training.model_copy(update={"seed": seed})
-    evaluation = EvalConfig(steps=steps, count=samples, feature_scale=16.0)  # features count ink as the digits do
+    evaluation = EvalConfig(steps=steps, count=samples)
     compared = {"routes": ("top-1", "top-2", "threshold-0.2", "full"), "guidances": (2.0, 1.0), "blind": True}
     return RunSettings(
         source="digits",

@@ -26,6 +26,7 @@ from atoll.convert.release import export_pipeline, read_release, to_pipeline
 from atoll.data.space import LatentConfig, TextConfig
 from atoll.data.text import pretrained_space
 from atoll.diffusion import CosineVP, DDPMBetas, Kind, LinearFlow
+from atoll.evaluation.samples import read_samples
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
@@ -42,7 +43,7 @@ from atoll.sampling.solvers import GridPath
 from atoll.training.result import WEIGHTS
 from installs import atoll_without, environment_with
 from pretrained_folders import clip_folder, kl_folder, tiny_folder
-from runs import resealed
+from runs import resealed, scores_in
 
 ONE_STEP = 1.0 / 255.0
 PROMPTS = ["a handwritten three", "a handwritten one"]
@@ -132,7 +133,7 @@ def opened(folder: Path) -> Any:
 
 def painted(folder: Path) -> list[np.ndarray]:
     """What `atoll sample` left."""
-    images = load_file(folder / "calls" / "0001" / "images.safetensors")["images"]
+    images, _ = read_samples(Artifact.open(folder / "calls" / "0001"))
     return [image.permute(1, 2, 0).numpy().astype(np.float32) / 255.0 for image in images]
 
 
@@ -563,13 +564,12 @@ def test_without_any_condition(tmp_path: Path) -> None:
 def test_the_card_says_what_the_run_says(tiny_demo: Path, demo: Model, tmp_path: Path) -> None:
     main(["export", str(tiny_demo), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
-    evaluation = json.loads((tiny_demo / "evaluation.json").read_text())
     assert "1,797 images from digits" in card
     assert "epsilon on cosine-vp" in card
     assert "velocity on linear-flow" in card
     assert "trust_remote_code=True" in card
     assert demo.digest in card
-    assert f"{evaluation['arms'][0]['frechet']:.4g}" in card
+    assert f"{scores_in(tiny_demo, 'fd')[0]:.4g}" in card
     assert str(tmp_path) not in card
     lines = card.split("```python\n")[1].split("```")[0].replace("FOLDER OR HUB ID", str(tmp_path / "out"))
     found: dict[str, Any] = {}
@@ -587,7 +587,7 @@ def test_contributors_are_named_as_the_organizer_named_them(demo: Model, tiny_de
     assert "| `expert_02` | not stated | lab-7 |" in card
     assert "| `expert_03` | not stated | not stated |" in card
     (tmp_path / "evaluation.json").unlink()
-    for wrong in ("[", "[]", '{"arms": [{"model": "ensemble"}]}'):
+    for wrong in ("[", "[]", '{"configurations": [{"model": "ensemble"}]}'):
         (tmp_path / "evaluation.json").write_text(wrong)
         with pytest.raises(UserError, match=r"evaluation\.json: not one that this atoll wrote"):
             model_card(model, demo.digest, Store.at(tmp_path))

@@ -94,8 +94,8 @@ def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Pa
 
     painted = ["--route", "top-1", "-n", "20", "--steps", "2", "--threads", "1", "--out", str(tmp_path / "results")]
     main(["evaluate", str(tiny_demo), "--student", str(tmp_path / "student"), *painted])
-    arms = {arm["name"]: arm for arm in json.loads((tmp_path / "results" / "evaluation.json").read_text())["arms"]}
-    assert arms["student-student-g2"]["digest"] == model.digest
+    rows = json.loads((tmp_path / "results" / "evaluation.json").read_text())["configurations"]
+    assert {row["name"]: row["digest"] for row in rows}["student-student-g2"] == model.digest
     assert "student student, guidance 2" in (tmp_path / "results" / "report.html").read_text()
 
 

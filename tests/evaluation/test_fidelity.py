@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +17,7 @@ import torch
 from torch import nn
 
 from atoll.artifacts import UserError
-from atoll.evaluation.metrics import frechet_distance
-from atoll.evaluation.scores import SCORES, Sets
+from atoll.evaluation.scores import SCORES, Estimate, Real, Sets
 from atoll.models import lpips
 
 SETTINGS = {"verbose": False, "prc_neighborhood": 3, "prc_batch_size": 1000}
@@ -50,6 +50,12 @@ def fidelity(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]
             del sys.modules[name]
 
 
+def number(name: str, ours: torch.Tensor, real: torch.Tensor) -> float:
+    found = SCORES[name].function(Sets(ours, Real(real, real, torch.full((len(real),), -1))))
+    assert isinstance(found, Estimate)
+    return found.value
+
+
 def test_distances_precision_and_recall_are_torch_fidelitys(fidelity: dict[str, ModuleType]) -> None:
     numbers = torch.Generator().manual_seed(0)
     turn = torch.randn(24, 24, generator=numbers)
@@ -59,17 +65,17 @@ def test_distances_precision_and_recall_are_torch_fidelitys(fidelity: dict[str, 
     fid = fidelity["fid"]
     statistics = [fid.fid_features_to_statistics(features.double()) for features in (ours, real)]
     expected = fid.fid_statistics_to_metric(*statistics, False)["frechet_inception_distance"]
-    assert frechet_distance(ours.numpy(), real.numpy()) == pytest.approx(expected, rel=1e-8)
+    assert number("fd", ours, real) == pytest.approx(expected, rel=1e-5)
 
     kid = fidelity["kid"]
     same = ours[:260].double().numpy(), real.double().numpy()  # its estimate takes sets of one size
     expected = kid.kernel_mmd(*same, **KERNEL, **SETTINGS)
-    assert SCORES["kernel"](Sets(ours[:260], real))["kernel"] == pytest.approx(expected, rel=1e-6)
+    assert number("kid", ours[:260], real) == pytest.approx(expected, rel=1e-6)
 
     theirs = fidelity["prc"].prc_features_to_metric(ours, real, **SETTINGS)
-    found = SCORES["manifold"](Sets(ours, real))
-    assert (found["precision"], found["recall"]) == pytest.approx((theirs["precision"], theirs["recall"]), abs=1e-6)
-    assert 0.1 < found["recall"] != found["precision"] > 0.1, "or the test would not tell them apart"
+    precision, recall = (number(name, ours, real) for name in ("precision", "recall"))
+    assert (precision, recall) == pytest.approx((theirs["precision"], theirs["recall"]), abs=1e-6)
+    assert 0.1 < recall != precision > 0.1, "or the test would not tell them apart"
 
 
 def test_lpips_is_torch_fidelitys(
@@ -103,9 +109,13 @@ def test_lpips_is_torch_fidelitys(
     apart = ours.within_groups(images, [7, 4, 7, 4, 4])
     torch.testing.assert_close(apart[:2], expected, rtol=1e-4, atol=1e-6)
     assert apart[2:].isnan().all(), "no image is in two pairs, and the last has no partner"
-    sets = Sets(torch.zeros(5, 2), torch.zeros(5, 2), apart=apart)
-    assert SCORES["lpips"](sets)["lpips"] == pytest.approx(expected.mean().item(), rel=1e-4)
-    assert SCORES["lpips"](sets.part(torch.tensor([2, 3, 4]), torch.arange(5))) == {}
+    real = Real(torch.zeros(5, 2), torch.zeros(5, 2), torch.zeros(5))
+    sets = Sets(torch.zeros(5, 2), real, images, torch.tensor([7, 4, 7, 4, 4]), perceptual=ours)
+    found = SCORES["lpips"].function(sets)
+    assert isinstance(found, Estimate)
+    assert found.value == pytest.approx(expected.mean().item(), rel=1e-4)
+    assert SCORES["lpips"].function(replace(sets, groups=torch.arange(5))) is None
+    assert SCORES["lpips"].function(replace(sets, perceptual=None)) is None
 
     torch.save({"a": os.system}, tmp_path / lpips.WEIGHTING.rpartition("/")[2])  # something that runs when it is read
     with pytest.raises(UserError, match=r"--lpips: .* are not its weights"):

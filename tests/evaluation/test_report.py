@@ -1,4 +1,4 @@
-"""The report says what is true of this run: who began from whom, what a distance means, which columns are there."""
+"""What the report and the tables show of a run."""
 
 from __future__ import annotations
 
@@ -9,120 +9,119 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from atoll.artifacts import Artifact, Store
 from atoll.cli import tables
 from atoll.evaluation.evaluate import EvaluationPlan, evaluate
-from atoll.evaluation.report import nearness_said, write_report
-from atoll.evaluation.scores import SCORES, Sets, score
+from atoll.evaluation.report import write_report
+from atoll.evaluation.samples import cpu_threads
+from atoll.evaluation.scores import SCORES, Estimate, Sets, score
 from atoll.evaluation.scores.estimate import mean_of
 from atoll.sampling import Sampling
 
 
-def test_a_new_score_is_one_function_and_every_result_has_it(tiny_demo: Path, tmp_path: Path) -> None:
-    """As a file in scores/ would put it on the list."""
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What the command line prints."""
+    stream = io.StringIO()
+    monkeypatch.setattr(tables, "console", Console(file=stream, width=150))
+    return stream
 
-    @score("toy", written={"mean_length": ".4f"})
-    def toy(sets: Sets) -> dict[str, float]:
+
+def test_a_new_score_is_one_function_and_every_result_has_it(
+    tiny_demo: Path, tmp_path: Path, shown: io.StringIO
+) -> None:
+    """As a file in scores/ would put it on the list; of features and of images."""
+
+    @score("mean_length", format=".4f")
+    def mean_length(sets: Sets) -> Estimate:
         """How long a vector of features is."""
-        return {"mean_length": mean_of(sets.features.norm(dim=1)), "how_many": float(len(sets.features))}
+        return mean_of(sets.features.norm(dim=1))
+
+    @score("brightness")
+    def brightness(sets: Sets) -> float | None:
+        return None if sets.images is None else sets.images[:].float().mean().item()
 
     before = json.loads((tiny_demo / "evaluation.json").read_bytes())
     shutil.copytree(tiny_demo / "samples", tmp_path / "samples")
-    shown = io.StringIO()
     try:
         made = evaluate(Store.at(tiny_demo), EvaluationPlan(**before["plan"]), Store.at(tmp_path))
         write_report(Store.at(tiny_demo), made, Store.at(tmp_path))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tables, "console", Console(file=shown, width=120))
-            tables.print_evaluation(made)
+        tables.print_evaluation(made)
     finally:
-        del SCORES["toy"]
-    arms = json.loads((tmp_path / "evaluation.json").read_bytes())["arms"]
-    assert [arm["samples"] for arm in arms] == [arm["samples"] for arm in before["arms"]], "painted once"
+        del SCORES["mean_length"], SCORES["brightness"]
     html = (tmp_path / "report.html").read_text()
     assert "<th>mean length</th>" in html
     assert "How long a vector of features is." in html
-    assert "how many" in shown.getvalue()
-    for arm, old in zip(arms, before["arms"], strict=True):
-        assert arm["scores"]["how_many"] == 40
-        low, high = arm["intervals"]["mean_length"]
-        assert 0 < low < arm["scores"]["mean_length"] < high
-        assert f"<td>{arm['scores']['mean_length']:.4f} \u00b1 {(high - low) / 2:.2g}</td>" in html
-        assert "how_many" not in arm["intervals"]
-        assert {**arm["scores"], "mean_length": 0, "how_many": 0} == {**old["scores"], "mean_length": 0, "how_many": 0}
+    assert "brightness" in shown.getvalue()
+    for row, old in zip(made["configurations"], before["configurations"], strict=True):
+        assert row["samples"] == old["samples"], "sampled once"
+        scores = dict(row["scores"]["pixels"])
+        length, bright = scores.pop("mean_length"), scores.pop("brightness")
+        assert scores == old["scores"]["pixels"]
+        assert 0 < length["low"] < length["value"] < length["high"]
+        assert f"<td>{length['value']:.4f} \u00b1 {(length['high'] - length['low']) / 2:.2g}</td>" in html
+        assert bright["value"] > 0
+        assert bright["low"] is None
 
 
-def test_every_number_is_kept_with_what_it_was_measured_by(tiny_demo: Path) -> None:
+def test_seeds_give_a_mean_and_an_interval(tiny_demo: Path, tmp_path: Path) -> None:
+    first = EvaluationPlan(**json.loads((tiny_demo / "evaluation.json").read_bytes())["plan"])
+    first = first.model_copy(update={"configurations": first.configurations[:1]})
+    apart = [
+        evaluate(Store.at(tiny_demo), first.model_copy(update={"seed": seed}), Store.at(tmp_path / str(seed)))
+        for seed in (0, 40, 80)
+    ]
+    together = evaluate(Store.at(tiny_demo), first.model_copy(update={"seeds": 3}), Store.at(tmp_path / "all"))
+    values = torch.tensor([one["configurations"][0]["scores"]["pixels"]["fd"]["value"] for one in apart])
+    (row,) = together["configurations"]
+    assert row["samples"] == [one["configurations"][0]["samples"][0] for one in apart]
+    found = row["scores"]["pixels"]["fd"]
+    assert found["value"] == pytest.approx(values.mean().item())
+    half = 4.303 * values.std().item() / 3**0.5  # Student's, two degrees of freedom
+    assert (found["low"], found["high"]) == pytest.approx((found["value"] - half, found["value"] + half), rel=1e-3)
+
+
+def test_every_number_is_kept_with_what_it_depends_on(tiny_demo: Path) -> None:
     evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
-    data, partition = (Artifact.open(tiny_demo / name) for name in ("data", "partition"))
-    for arm in evaluation["arms"]:
-        basis = arm["basis"]
-        assert (basis["count"], basis["seeds"], basis["extractor"]) == (40, [0, 39], "pixels")
-        assert (basis["data"], basis["partition"]) == (data.digest, partition.digest)
-        assert basis["against"]["frechet"] == data.config["count"]
-        assert basis["lpips"] is None
-        for name, (low, high) in arm["intervals"].items():
-            assert low <= {**arm, **arm["scores"]}[name] <= high, name
-        assert {"recognised", "kernel", "precision", "recall", "diversity", "nearest_median"} == arm["intervals"].keys()
-        assert Sampling(**arm["sampling"]).route == arm["route"]
+    assert (evaluation["features"], evaluation["lpips"]) == (["pixels"], None)
+    assert evaluation["data"] == Artifact.open(tiny_demo / "data").digest
+    for row in evaluation["configurations"]:
+        scores = row["scores"]["pixels"]
+        assert set(scores) == {"class_accuracy", "fd", "kid", "precision", "recall", "diversity", "nearest"}
+        for name, one in scores.items():
+            assert one["low"] <= one["value"] <= one["high"], name
+        assert Sampling(**row["sampling"]).precision == "float32"
 
 
-@pytest.mark.parametrize(
-    ("nearest", "frechet", "said"),
-    [
-        (10.0, 30.0, ""),  # as far as real ones: new
-        (4.0, 30.0, "look for copies"),
-        (4.0, 3000.0, "more likely blurred than copied"),  # mush lies near to everything
-        (30.0, 3000.0, "not copies, and not like the data either"),
-    ],
-)
-def test_what_nearness_means_depends_on_how_good_the_images_are(nearest: float, frechet: float, said: str) -> None:
-    sentence = nearness_said("top-1", {"frechet": frechet, "nearest_median": nearest}, real=10.0, floor=20.0)
-    assert said in sentence
-    assert bool(sentence) == bool(said)
-
-
-def test_warm_starts_are_named(late: Path) -> None:
-    """After late data three experts have grown from older ones."""
-    html = (late / "runs" / "digits" / "report.html").read_text()
-    assert "<h1>Painted by experts trained apart</h1>" in html
-    assert "never exchanged a gradient, a weight" not in html
-    found = re.search(r"Not all began with random weights: (.*?)\.</b>", html)
-    assert found is not None
-    told = found[1].split("; ")
-    assert [line.split(" from ")[0] for line in told] == ["expert 0", "expert 3"]
-    assert all(re.search(r"from 0[03]-[0-9a-f]{12}, an expert of its own cluster$", line) for line in told)
-
-
-def test_experts_that_never_met_are_called_that(tiny_demo: Path) -> None:
-    html = (tiny_demo / "report.html").read_text()
-    assert "<h1>Painted by experts that never met</h1>" in html
-    assert "never exchanged a gradient, a weight or a sample" in html
-    assert "by chance it would be 10.0%" in html
-    assert "demo --compare" not in html, "advice that is of no use in another run"
-    assert html.count("t, from noise (1) to data (0)") >= 4, "every chart over t runs as images are painted"
-    assert "from data (0)" not in html
-
-
-def test_a_column_without_a_number_is_left_out(
-    tiny_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_score_without_a_number_has_no_column(tiny_demo: Path, tmp_path: Path, shown: io.StringIO) -> None:
     """As after `evaluate` on data without labels."""
     evaluation = json.loads((tiny_demo / "evaluation.json").read_bytes())
-    shown = io.StringIO()
-    monkeypatch.setattr(tables, "console", Console(file=shown, width=120))
+    for row in [*evaluation["configurations"], evaluation]:
+        del row.get("scores", row.get("real"))["pixels"]["class_accuracy"]
+    evaluation["chance"] = None
     tables.print_evaluation(evaluation)
-    assert "recognised" in shown.getvalue()
-    for arm in evaluation["arms"]:
-        arm["recognised"] = None
-        arm["clusters"] = [{**row, "recognised": None} for row in arm["clusters"]]
-    shown.truncate(0)
-    tables.print_evaluation(evaluation)
-    assert "recognised" not in shown.getvalue()
+    assert "FD" in shown.getvalue()
+    assert "lass accuracy" not in shown.getvalue()
     shutil.copytree(tiny_demo / "samples", tmp_path / "samples")
     write_report(Store.at(tiny_demo), evaluation, Store.at(tmp_path))
     html = (tmp_path / "report.html").read_text()
-    assert "recognised as asked" not in html
-    assert "Frechet distance</th>" in html
+    assert "<th>class accuracy</th>" not in html
+    assert "<th>FD</th>" in html
+
+
+def test_experts_that_began_with_others_are_named(late: Path) -> None:
+    """After data added later some experts have grown from older ones."""
+    html = (late / "runs" / "digits" / "report.html").read_text()
+    found = re.findall("initialized from ([^<\\s]*)", html)
+    assert found
+    assert all(re.fullmatch("0[0-9]-[0-9a-f]{12}", name) for name in found)
+
+
+def test_threads_are_as_they_were(tiny_demo: Path) -> None:
+    before = torch.get_num_threads()
+    with cpu_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

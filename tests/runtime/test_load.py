@@ -92,8 +92,8 @@ def test_it_is_evaluated_and_reported_without_them(run: Path, capsys: pytest.Cap
     main(["evaluate", str(run), "-n", "20", "--steps", "2", "--route", "top-1"])
     told = capsys.readouterr()
     assert told.err.count("sampling without the expert of cluster 0") == 1
-    (arm,) = json.loads((run / "evaluation.json").read_bytes())["arms"]
-    assert arm["missing"] == [0]
+    (row,) = json.loads((run / "evaluation.json").read_bytes())["configurations"]
+    assert row["missing"] == [0]
     html = (run / "report.html").read_text()
-    assert "Painted without an expert for cluster 0." in html
+    assert "Sampled without an expert for cluster 0." in html
     assert "0: missing" in html

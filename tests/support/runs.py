@@ -68,6 +68,13 @@ def digests(run: Path) -> dict[str, str]:
     return found
 
 
+def scores_in(results: Path, name: str) -> list[float]:
+    """The value of a score in every configuration of an evaluation, by the data's own features."""
+    evaluation = json.loads((results / "evaluation.json").read_bytes())
+    own = evaluation["features"][0]
+    return [row["scores"][own][name]["value"] for row in evaluation["configurations"]]
+
+
 def resealed(expert: Path, place: Path, weights: dict[str, torch.Tensor] | None = None, **card: object) -> Path:
     """An expert folder as somebody with bad intentions or bad luck would hand it in, manifest and all."""
     shutil.copytree(expert, place)

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from ..artifacts import Artifact, Store, UserError
-from ..evaluation.evaluate import EvaluationPlan, arms_for, monolith_arms, student_arms
+from ..evaluation.evaluate import FEWEST, EvaluationPlan, configurations
 from ..evaluation.evaluate import evaluate as run_evaluation
 from ..evaluation.report import write_report
 from ..executor import make_executor
@@ -19,7 +19,7 @@ from ..islands.expert import read_expert_card
 from ..mixture.routes import parse_route
 from ..models.feature_extractors import extractor_id
 from ..registry.checks import check_spaces
-from ..registry.versions import Version, open_ensemble, open_reference
+from ..registry.versions import Version, open_ensemble
 from ..sampling import Sampling
 from .options import Devices, Engine, Memory, RayAddress, Settings, Threads, Weights, with_settings
 from .progress import progress
@@ -34,10 +34,11 @@ def evaluate(
     guidance: Annotated[list[float], typer.Option(help="Guidance to compare. Repeatable.", metavar="<number>")] = [2.0],
     router: Annotated[list[str], typer.Option(help="Another router to compare, such as router-blind.")] = [],
     student: Annotated[list[str], typer.Option(help="Folder of a student to compare. Repeatable.")] = [],
-    n: Annotated[int, typer.Option("-n", help="Samples per configuration.", min=2)] = 1000,
+    n: Annotated[int, typer.Option("-n", help="Samples per configuration.", min=FEWEST)] = 1000,
     features: Annotated[list[str], typer.Option(help="Further features: inception (FID), dinov2:PLACE.")] = [],
     lpips: Annotated[bool, typer.Option("--lpips", help="Also LPIPS between images of one prompt.")] = False,
     seed: Annotated[int, typer.Option(help="Image i uses seed + i.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Repeat with other noise: mean and interval over N sets.", min=1)] = 1,
     batch: Annotated[int, typer.Option(help="Images sampled at a time, and kept after a stop.", min=1)] = 500,
     settings: Settings,
     threads: Threads = None,
@@ -49,16 +50,16 @@ def evaluate(
     ray_address: RayAddress = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results (default: the run).")] = None,
 ) -> None:
-    """Compare sampling settings on the same prompts and noise, with real-data baselines and intervals.
+    """Compare sampling settings on the same prompts and noise, with a real-data baseline and intervals.
 
-    A monolith of the run is measured too. Writes evaluation.json, report.html and samples.png.
-    The same command resumes.
+    A monolith of the run is measured too, and compared with the first --route.
+    Writes evaluation.json, report.html and samples.png. The same command resumes.
 
     \b
     Examples:
       atoll evaluate runs/demo
       atoll evaluate runs/demo --route top-1 --route full --guidance 1 --guidance 2 -n 2000
-      atoll evaluate runs/demo --route-every 5 --out every-fifth
+      atoll evaluate runs/demo --seeds 3 --route-every 5 --out every-fifth
       atoll evaluate runs/demo --student student
       atoll evaluate runs/photos -n 10000 --device cuda --features inception --lpips --npz
       atoll evaluate /shared/photos -n 50000 --engine ray --ray-address auto --device cuda
@@ -74,17 +75,20 @@ def evaluate(
         raise UserError(f"--out: results of {run} need a local folder; give one with --out")
     version = open_ensemble(place)
     students = students_of(student, version)
-    arms = [arm for one in (None, *router) for arm in arms_for(route, guidance, router=one, sampling=sampling)]
-    arms += monolith_arms(guidance, sampling=sampling) if version.monolith is not None else ()
-    arms += student_arms(students, guidance, sampling=sampling)
-    digits = open_reference(place, version.data, "data").config["source"]["kind"] == "digits"
     plan = EvaluationPlan(
-        arms=tuple(arms),
+        configurations=configurations(
+            route,
+            guidance,
+            routers=(None, *router),
+            monolith=version.monolith is not None,
+            students=students,
+            sampling=sampling,
+        ),
         count=n,
         seed=seed,
+        seeds=seeds,
         batch=batch,
         threads=threads or (1 if engine == "ray" else torch.get_num_threads()),  # a worker of Ray has one core
-        feature_scale=16.0 if digits else 1.0,
         features=tuple(dict.fromkeys(features)),
         lpips=lpips,
     )
@@ -100,7 +104,7 @@ def evaluate(
             npz=npz,
             executor=make_executor(engine, 1, ray_address),
             students=students,
-            progress=lambda arm, done, total: display(f"sampling {arm}", done, total),
+            progress=lambda name, done, total: display(f"sampling {name}", done, total),
         )
     write_report(place, result, results)
     print_evaluation(result)

@@ -39,46 +39,21 @@ def print_table(headings: str, rows: Iterable[Sequence[Cell]], title: str | None
 
 
 def print_evaluation(evaluation: Mapping[str, Any]) -> None:
-    """The configurations, the real-data baselines, and the ensemble compared with the monolith."""
-    from ..evaluation.scores import other_numbers
+    """The configurations and the real-data baseline by each extractor, and the ensemble compared with the monolith."""
+    from ..evaluation.scores import score_table
 
-    arms, floors, count = evaluation["arms"], evaluation["floors"], evaluation["plan"]["count"]
-    rows = [(arm["name"], arm, {**arm["intervals"], "frechet": arm["frechet_interval"]}) for arm in arms]
-    halves = {
-        "recognised": floors["recogniser_accuracy"],
-        "frechet": floors["frechet_half_against_half"],
-        "nearest_median": floors["nearest_leave_one_out_median"],
-    }
-    whole = {"frechet": floors["frechet_count_against_all"]}
-    names = [name for name in halves if any(arm[name] is not None for arm in arms)]
-    real: Any = [("real, halves", halves, {}), (f"real, {count:,} of all", whole, {})]
-    print_scores("Quality", names, [*rows, *real])
-    rows = [(arm["name"], arm["scores"], arm["intervals"]) for arm in arms]
-    print_scores("Other scores", other_numbers(arms), [*rows, ("real, halves", floors["scores"], {})])
-    for name, other in evaluation["extractors"].items():
-        found = [arm["extractors"][name] for arm in arms]
-        rows = [(arm["name"], by | by["scores"], by["intervals"]) for arm, by in zip(arms, found, strict=True)]
-        halves = {"frechet": other["floors"]["frechet_half_against_half"], **other["floors"]["scores"]}
-        columns = ["frechet", *other_numbers(found)]
-        print_scores(f"By the features of {name}", columns, [*rows, ("real, halves", halves, {})])
-    chance, directions = floors.get("chance"), evaluation.get("frechet_directions")
-    by_chance = "" if chance is None else f"chance: {chance:.1%}. "
-    among = "" if directions is None else f" in the {directions} directions they vary most in"
-    print_line(
-        f"{by_chance}frechet: distance to the real images{among}. nearest: median distance to the nearest training "
-        "image (real: to the nearest other one). \u00b1: 95 % interval."
-    )
-    for guidance, row in (evaluation["against_monolith"] or {}).items():
+    rows, real = evaluation["configurations"], evaluation["real"]
+    names = [*(row["name"] for row in rows), "real images"]
+    for extractor in evaluation["features"]:
+        titles, cells = score_table([*(row["scores"][extractor] for row in rows), real[extractor]])
+        headings = ["|configuration", *(f">{title.replace(' ', '_')}" for title in titles)]
+        body = [(name, *texts) for name, texts in zip(names, cells, strict=True)]
+        print_table(" ".join(headings), body, f"By the features of {extractor}")
+    chance = evaluation["chance"]
+    by_chance = "" if chance is None else f" Class accuracy by chance: {chance:.1%}."
+    print_line(f"\u00b1: half of a 95 % interval.{by_chance} Real images: one half compared with the other.")
+    for row in evaluation["against_monolith"]:
         print_line(
-            f"{guidance}: Frechet of the ensemble ({row['route']}) {row['ensemble']:.1f}, of the monolith "
-            f"{row['monolith']:.1f}, ratio {row['ratio']:.2f}"
+            f"guidance {row['guidance']:g}: FD of the ensemble ({row['route']}) {row['ensemble']:.4g}, of the monolith "
+            f"{row['monolith']:.4g}, ratio {row['ratio']:.2f}"
         )
-
-
-def print_scores(title: str, names: Sequence[str], rows: Sequence[tuple[str, Mapping[str, Any], Any]]) -> None:
-    """Each row has a name, numbers and their intervals."""
-    from ..evaluation.scores import number_title, number_written
-
-    cells = [(row, *(number_written(n, numbers.get(n), ends.get(n)) for n in names)) for row, numbers, ends in rows]
-    headings = [f">{number_title(name).replace(' ', '_')}" for name in names]
-    print_table(" ".join(["configuration", *headings]), cells, title)

@@ -115,13 +115,13 @@ Default route: {{ version.route|code }}.
 
 ## Evaluation
 
-{{ evaluation.plan.count|count }} samples each, features {{ evaluation.features }}.
+{{ evaluation.plan.count|count }} samples each, features {{ evaluation.features[0] }}.
 
-| route | guidance | steps | solver | Frechet distance | class accuracy |
+| route | guidance | steps | solver | FD | class accuracy |
 |---|---|---|---|---|---|
 {% for row in measured %}
 | {{ row.sampling.route }} | {{ row.sampling.guidance|number }} | {{ row.sampling.steps }} | {{ row.sampling.solver
-}} | {{ row.frechet|number }} | {{ "" if row.recognised is none else "%.1f%%"|format(100 * row.recognised) }} |
+}} | {{ row.fd|number }} | {{ "" if row.class_accuracy is none else "%.1f%%"|format(100 * row.class_accuracy) }} |
 {% endfor %}
 {% endif %}
 
@@ -195,8 +195,12 @@ def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:
         return facts
     try:
         evaluation, own = json.loads(run.read("evaluation.json")), ensemble.model_digest()
-        rows = [r for r in evaluation["arms"] if (r["model"], r["digest"], r["router"]) == ("ensemble", own, None)]
-        samples = find(run.child("samples", str(rows[0]["folder"]))) if rows else None
+        rows = [
+            {name: value(row["scores"][evaluation["features"][0]], name) for name in ("fd", "class_accuracy")} | row
+            for row in evaluation["configurations"]
+            if (row["model"], row["digest"], row["router"]) == ("ensemble", own, None)
+        ]
+        samples = find(run.child("samples", str(rows[0]["folders"][0]))) if rows else None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{run}/evaluation.json: not one that this atoll wrote ({type(error).__name__}); "
@@ -205,6 +209,10 @@ def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:
     if samples is not None and (prompt := json.loads(samples.read("samples.json"))["prompts"][0]):
         facts["prompt"] = prompt
     return facts | ({"evaluation": evaluation, "measured": rows} if rows else {})
+
+
+def value(scores: dict[str, Any], name: str) -> float | None:
+    return float(scores[name]["value"]) if name in scores else None
 
 
 def one_line(value: object) -> str:

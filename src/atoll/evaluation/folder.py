@@ -1,4 +1,4 @@
-"""A folder of painted images that grows: every call adds its own, and a sheet shows them all.
+"""A folder of images that grows: every call adds its own, and a grid shows them all.
 
     calls/0001/     the samples of the first call, an artifact: samples.json has every setting
     00000.png ...   all images, in the order of the calls
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +20,36 @@ from PIL import Image
 
 from ..artifacts import Artifact, UserError, file_lock, find, write_atomic
 from ..model import Model, to_pil
-from .samples import KIND, SampleSettings, read_samples, settled, write_samples
-from .sheet import painted_sheet, rows_by_prompt
+from .samples import KIND, Progress, SampleSettings, read_samples, resolve, write_samples
+from .sheet import rows_by_prompt, sample_grid
 
 CALLS = "calls"
-CALL_NAME = re.compile(r"^\d{4}$")
 PER_ROW = 16
-SMALLEST_TILE, LARGEST_TILE = 48, 128  # pixels a side on the sheet
+SMALLEST_TILE, LARGEST_TILE = 48, 128  # pixels a side on the grid
 
 
 def add_samples(
-    model: Model,
-    settings: SampleSettings,
-    out: Path,
-    *,
-    progress: Callable[[int, int], None] | None = None,
+    model: Model, settings: SampleSettings, out: Path, *, progress: Progress | None = None
 ) -> tuple[int, bool]:
-    """Paint what the settings ask for and add it to the folder; how many images there are now, and whether any came.
+    """Sample what the settings ask for and add it to the folder; how many images there are now, and whether any came.
 
-    A call that is there already, of this very model, is found and not painted again.
+    A call that is there already, of this very model, is found and not sampled again.
     """
     if find(out) is not None:
         raise UserError(f"--out {out}: holds an artifact of its own; choose another folder")
     if out.is_file():
         raise UserError(f"--out {out}: is a file; give a folder")
-    settings = settled(model, settings)
-    model.condition(settings.prompts, settings.negative_prompt)  # refused before it is begun
-    wanted, calls = settings.model_dump(mode="json"), out / CALLS
+    request = resolve(model, settings)
+    wanted = request.settings
+    model.condition(wanted.prompts, wanted.negative_prompt)  # refused before it is begun
+    calls = out / CALLS
     with file_lock(calls):
-        there = [Artifact.open(calls / name, KIND) for name in call_names(calls)]
-        known = [c for c in there if (c.config["settings"], c.manifest.parents.get("model")) == (wanted, model.digest)]
-        if not known:
-            there.append(write_samples(model, settings, calls / f"{len(there) + 1:04d}", progress=progress))
-        return write_pictures(out, there), not known
-
-
-def call_names(calls: Path) -> list[str]:
-    return sorted(p.name for p in calls.iterdir() if CALL_NAME.match(p.name) and p.is_dir())
+        there = [Artifact.open(calls / name, KIND) for name in sorted(p.name for p in calls.glob("[0-9]*"))]
+        identity = wanted.model_dump(mode="json"), model.digest
+        is_new = identity not in [(call.config["settings"], call.manifest.parents.get("model")) for call in there]
+        if is_new:
+            there.append(write_samples(model, request, calls / f"{len(there) + 1:04d}", progress=progress))
+        return write_pictures(out, there), is_new
 
 
 def write_pictures(out: Path, calls: list[Artifact]) -> int:
@@ -75,17 +66,12 @@ def write_pictures(out: Path, calls: list[Artifact]) -> int:
     for row, image in zip(rows, images, strict=True):
         if not (out / row["file"]).exists():
             write_picture(out / row["file"], to_pil(image[None])[0])
-    write_sheet(out / "sheet.png", images, rows)
-    write_atomic(out / "images.json", json.dumps(rows, indent=1).encode() + b"\n")
-    return len(rows)
-
-
-def write_sheet(path: Path, images: list[torch.Tensor], rows: list[dict[str, Any]]) -> None:
-    """One row per prompt, whatever the sizes of the images."""
     tile = min(LARGEST_TILE, max(SMALLEST_TILE, *(image.shape[-1] for image in images)))
     places, labels = rows_by_prompt([row["prompt"] for row in rows], PER_ROW)
-    experts = [row["expert"] for row in rows]
-    write_picture(path, painted_sheet(images, places, experts, tile=tile, labels=labels, legend=True))
+    grid = sample_grid(images, places, [row["expert"] for row in rows], tile=tile, labels=labels, legend=True)
+    write_picture(out / "sheet.png", grid)
+    write_atomic(out / "images.json", json.dumps(rows, indent=1).encode() + b"\n")
+    return len(rows)
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:

@@ -1,4 +1,4 @@
-"""Sheets of painted images: one row per prompt, each image framed in the color of the expert that did most of it."""
+"""Grids of generated images: one row per prompt, each image framed in the color of the expert that did most of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def expert_color(k: int) -> str:
 def rows_by_prompt(prompts: Sequence[str], per_row: int) -> tuple[list[list[int]], list[str]]:
     """Places of the images in rows of one prompt each, `per_row` at most, and the label of each row.
 
-    A prompt with more images than a row holds goes on in the next, which has no label.
+    A prompt with more images than a row holds continues in the next, which has no label.
     """
     by_prompt: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
@@ -34,7 +34,7 @@ def rows_by_prompt(prompts: Sequence[str], per_row: int) -> tuple[list[list[int]
     return rows, labels
 
 
-def painted_sheet(
+def sample_grid(
     images: Tensor | Sequence[Tensor],
     rows: Sequence[Sequence[int]],
     experts: Sequence[int | None] | None,

@@ -46,7 +46,6 @@ class EvalConfig(BaseModel):
     steps: int = Field(50, gt=0)
     count: int = Field(1000, gt=1, description="samples per configuration")
     batch: int = Field(500, gt=0, description="samples at a time, by one process")
-    feature_scale: float = Field(1.0, gt=0)
     blind: bool = Field(False, description="measure a router that does not see the prompt, too")
 
 

@@ -12,7 +12,7 @@ from ..artifacts import Artifact, Store, UserError
 from ..data.prepare import prepare
 from ..data.progress import Progress
 from ..data.sources import Source
-from ..evaluation.evaluate import Arm, EvaluationPlan, arms_for, evaluate, monolith_arms
+from ..evaluation.evaluate import EvaluationPlan, configurations, evaluate
 from ..evaluation.report import write_report
 from ..exchange.admission import admit
 from ..executor import Executor, default_workers
@@ -101,7 +101,7 @@ def stages_of(
         run,
         device=device,
         executor=Executor(workers),
-        progress=lambda arm, done, total: progress(f"sampling {arm}", done, total),
+        progress=lambda name, done, total: progress(f"sampling {name}", done, total),
     )
     write_report(run, result, run)
     yield result
@@ -111,13 +111,10 @@ def evaluation_plan(settings: RunSettings) -> EvaluationPlan:
     """Every route at every guidance; with a comparison those of the blind router and the monolith too."""
     asked = settings.evaluated
     sampling = Sampling(steps=asked.steps)
-    arms: tuple[Arm, ...] = arms_for(asked.routes, asked.guidances, sampling=sampling)
+    found = configurations(asked.routes, asked.guidances, monolith=settings.compare, sampling=sampling)
     if settings.compare and asked.blind:
-        arms += arms_for(["top-1", "top-2"], asked.guidances, router=BLIND, sampling=sampling)
-    if settings.compare:
-        arms += monolith_arms(asked.guidances, sampling=sampling)
-    seed, scale = settings.asked.seed, asked.feature_scale
-    return EvaluationPlan(arms=arms, count=asked.count, batch=asked.batch, seed=seed, feature_scale=scale)
+        found += configurations(["top-1", "top-2"], asked.guidances, routers=[BLIND], sampling=sampling)
+    return EvaluationPlan(configurations=found, count=asked.count, batch=asked.batch, seed=settings.asked.seed)
 
 
 def train_jobs(jobs: list[Island], device: str, progress: Progress) -> None:

@@ -221,7 +221,7 @@ def results(run: Store, version: Version) -> Iterator[Stage]:
     command = f"atoll evaluate {shell(run)}"
     try:
         evaluation = json.loads(run.read(RESULTS[0]))
-        models = {arm.get("digest") for arm in evaluation["arms"]}
+        models = {row.get("digest") for row in evaluation["configurations"]}
         old = version.model_digest() not in models or evaluation["data"] != version.data.digest
     except FileNotFoundError:
         old = False

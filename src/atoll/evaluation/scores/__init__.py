@@ -1,7 +1,7 @@
-"""Scores of a set of generated images. One file per score, found by being here; reports and tables list them all.
+"""Scores of a set of generated images. Every file here that has a function with `@score` adds a number to all tables.
 
-A score is a function of `Sets`, features on any device, to named numbers. None of them makes an N x N matrix: what is
-compared with everything is compared in parts.
+A score is a function of `Sets` to one number. None of them makes an N x N matrix: what is compared with everything is
+compared in parts.
 """
 
 from __future__ import annotations
@@ -9,29 +9,12 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from .sets import (
-    SCORES,
-    Score,
-    Sets,
-    number_title,
-    number_written,
-    other_numbers,
-    score,
-    scored,
-    with_intervals,
-)
+from .estimate import Estimate
+from .sets import SCORES, Real, Sets, as_json, number_written, score, score_table, scored
 
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+FIRST = ("class_accuracy", "fd")  # the columns that tables begin with
 
-__all__ = [
-    "SCORES",
-    "Score",
-    "Sets",
-    "number_title",
-    "number_written",
-    "other_numbers",
-    "score",
-    "scored",
-    "with_intervals",
-]
+for _name in sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda n: (n not in FIRST, n)):
+    import_module(f"{__name__}.{_name}")
+
+__all__ = ["SCORES", "Estimate", "Real", "Sets", "as_json", "number_written", "score", "score_table", "scored"]

@@ -1,15 +1,15 @@
-"""Numbers that know how far chance may have moved them.
+"""Numbers with intervals.
 
-An interval says where the number would lie, 19 times of 20, had other images been painted, from other noise and for
-other prompts of the same kind, and held against the same real images. A Frechet distance is resampled for it with
-replacement. Where images are compared with each other some are left out instead: one drawn twice would be its own
-neighbour.
+An interval holds the number 19 times of 20, had other images been generated, from other noise and for other prompts of
+the same kind, and compared with the same real images. A Frechet distance is resampled for it with replacement. Where
+images are compared with each other some are left out instead: one drawn twice would be its own neighbor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,33 +17,31 @@ from torch import Tensor
 WIDTH = 1.96  # standard errors either side: 95 % of a normal distribution
 
 
-class Estimate(float):
-    """A number with the ends of its interval; a number like any other to whoever does not ask for them."""
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the ends of its interval, None where it has none."""
 
-    low: float
-    high: float
-
-    def __new__(cls, value: float, low: float, high: float) -> Estimate:
-        estimate = super().__new__(cls, value)
-        estimate.low, estimate.high = low, high
-        return estimate
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
-def share_of(outcomes: Tensor) -> Estimate:
-    """The share of images [N] that are so, with Wilson's interval: it is honest near nothing and near all, too."""
-    n, share, z2 = len(outcomes), outcomes.double().mean().item(), WIDTH**2
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = WIDTH / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return Estimate(share, min(share, middle - half), max(share, middle + half))
+def around(value: float, half: float) -> Estimate:
+    return Estimate(value, value - half, value + half)
 
 
-def mean_of(values: Tensor) -> Estimate | float:
+def fraction_of(outcomes: Tensor) -> Estimate:
+    """The fraction of images bool [N] that are so, with Wilson's interval: it is honest near none and near all, too."""
+    n, fraction, z2 = len(outcomes), outcomes.double().mean().item(), WIDTH**2
+    middle = (fraction + z2 / (2 * n)) / (1 + z2 / n)
+    half = WIDTH / (1 + z2 / n) * math.sqrt(fraction * (1 - fraction) / n + z2 / (4 * n * n))
+    return Estimate(fraction, min(fraction, middle - half), max(fraction, middle + half))
+
+
+def mean_of(values: Tensor) -> Estimate:
     """The mean over images [N], with 1.96 standard errors either side; of one alone without."""
     mean, n = values.double().mean().item(), len(values)
-    if n < 2:
-        return mean
-    half = WIDTH * values.double().std().item() / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half)
+    return Estimate(mean) if n < 2 else around(mean, WIDTH * values.double().std().item() / math.sqrt(n))
 
 
 def median_of(values: Tensor) -> Estimate:
@@ -59,20 +57,21 @@ def jackknifed(value: float, without: Tensor) -> Estimate:
 
     Its variance is (N - 1) / N times the sum of their squared differences from their mean (Quenouille, Tukey).
     """
-    spread = (len(without) - 1) ** 0.5 * without.double().std(correction=0).item()
-    return Estimate(value, value - WIDTH * spread, value + WIDTH * spread)
+    return around(value, WIDTH * (len(without) - 1) ** 0.5 * without.double().std(correction=0).item())
 
 
-def within_spread(value: float, resampled: Sequence[float]) -> Estimate:
-    """A number, and what it is of resamples: sets drawn with replacement, or halves of the set.
-
-    Those are larger or smaller alike, so that only their spread counts.
-    """
+def from_resamples(value: float, resampled: Sequence[float], most: float = math.inf) -> Estimate:
+    """A number from 0 to `most`, and what it is of sets drawn with replacement, or of halves: their spread counts."""
     half = WIDTH * torch.tensor(resampled, dtype=torch.float64).std().item()
-    return Estimate(value, value - half, value + half)
+    return Estimate(value, max(0.0, value - half), min(most, value + half))
 
 
-def halves_of(count: int, many: int) -> Tensor:
-    """So many halves of `count` images, drawn by chance, always the same: bool [many, count]."""
-    numbers = torch.Generator().manual_seed(count)
-    return torch.stack([torch.randperm(count, generator=numbers) >= count // 2 for _ in range(many)])
+def mean_over_seeds(found: Sequence[Estimate]) -> Estimate:
+    """The mean over sets of images from different seeds, with Student's interval; of one set its own."""
+    if len(found) == 1:
+        return found[0]
+    from scipy.stats import t as student  # slow to import
+
+    values = torch.tensor([one.value for one in found], dtype=torch.float64)
+    half = float(student.ppf(0.975, len(found) - 1)) * values.std().item() / math.sqrt(len(found))
+    return around(values.mean().item(), half)

@@ -1,14 +1,15 @@
-"""How different the images of one prompt look: LPIPS, where its weights can be had (`atoll evaluate --lpips`)."""
+"""How different the images of one prompt look: LPIPS (`atoll evaluate --lpips`)."""
 
 from __future__ import annotations
 
-from .estimate import mean_of
+from .estimate import Estimate, mean_of
 from .sets import Sets, score
 
 
-@score("lpips")
-def lpips(sets: Sets) -> dict[str, float]:
+@score("lpips", title="LPIPS")
+def lpips(sets: Sets) -> Estimate | None:
     """Mean LPIPS between two images of the same prompt, over pairs that share no image; more is more varied."""
-    if sets.apart is None or not bool((paired := ~sets.apart.isnan()).any()):
-        return {}
-    return {"lpips": mean_of(sets.apart[paired])}
+    if sets.perceptual is None or sets.images is None or sets.groups is None:
+        return None
+    apart = sets.perceptual.within_groups(sets.images, sets.groups.tolist())  # [N], nan: the partner of another
+    return mean_of(apart[~apart.isnan()]) if not bool(apart.isnan().all()) else None

@@ -1,98 +1,158 @@
-"""What is compared, and the list of what compares it."""
+"""What is compared, and the list of the scores that compare it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .estimate import Estimate
 
+COMPARED = 10_000  # real images whose pairs are looked at; a mean and a covariance are of all
+FITTED = 5000  # real images a classifier is fitted on; a support vector machine takes the square of it
+ROWS = 16_384  # of a set that are taken at a time for its covariance
 PART = 2048  # rows compared at once, if what they are compared with is small
-MANY = 1000.0  # a number so large has no use for digits behind its point
 CELLS = 2**26  # distances at once, 256 MiB of them: what bounds the memory where it is large
+
+
+class Images(Protocol):
+    """uint8 [N, C, H, W], in memory or where they lie."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: Any) -> Any: ...
+
+
+class Perceptual(Protocol):
+    """LPIPS of images to others of their group, as `models.lpips` computes it."""
+
+    def within_groups(self, images: Any, groups: Sequence[int]) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Real:
+    """Features of real images, in random order; those that no training has seen come first.
+
+    features  float32 [M, D]    all
+    train     float32 [T, D]    training images, among which copies are looked for
+    labels    int64 [M]         classes; -1 where there is none
+    """
+
+    features: Tensor
+    train: Tensor
+    labels: Tensor
+
+    @property
+    def some(self) -> Tensor:
+        """As many as can be compared pair by pair."""
+        return self.features[:COMPARED]
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        return moments(self.features)
+
+    @cached_property
+    def classifier(self) -> Any:
+        """A support vector machine that tells classes by features; None where most images have no label."""
+        from sklearn.svm import SVC  # slow to import
+
+        labelled = self.labels >= 0
+        features, labels = self.features[labelled][:FITTED], self.labels[labelled][:FITTED]
+        if 2 * int(labelled.sum()) <= len(self.labels) or len(labels.unique()) < 2:
+            return None
+        # features as they are: standardizing would amplify the faint noise of a pixel that is always black
+        return SVC(C=10.0).fit(features.cpu().numpy(), labels.cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """Features of one set of generated images and of the real ones it is held against, all on one device.
+    """One set of generated images, and the real ones it is compared with. Tensors are on one device.
 
-    features  float32 [N, D]        generated
-    real      float32 [M, D]        real images that no training has seen
-    train     float32 [T, D]        training images, to look for copies; None: not looked for
-    asked     int64 [N]             what each image was asked to show: a class, or the number of its prompt
-    apart     float32 [N]           LPIPS from an image to its partner of the same prompt; nan: it has none of its own
+    features    float32 [N, D]        of the generated images
+    images      uint8 [N, C, H, W]    the images themselves, read when a score asks for some; None: features only
+    groups      int64 [N]             which prompt an image has, by number
+    labels      int64 [N]             which class it is to show; -1 where the prompt names none
+    perceptual  LPIPS, where it is wanted
     """
 
     features: Tensor
-    real: Tensor
-    train: Tensor | None = None
-    asked: Tensor | None = None
-    apart: Tensor | None = None
-
-    def part(self, generated: Tensor, real: Tensor) -> Sets:
-        """Some of the generated and some of the real images, by number; copies are looked for among all training."""
-        asked, apart = (None if one is None else one[generated] for one in (self.asked, self.apart))
-        return replace(self, features=self.features[generated], real=self.real[real], asked=asked, apart=apart)
+    real: Real
+    images: Images | None = None
+    groups: Tensor | None = None
+    labels: Tensor | None = None
+    perceptual: Perceptual | None = None
 
 
-Score = Callable[[Sets], dict[str, float]]
+@dataclass(frozen=True)
+class Score:
+    function: Callable[[Sets], Estimate | float | None]
+    title: str
+    format: str
+
+    @property
+    def explanation(self) -> str:
+        """The first paragraph of the function's docstring."""
+        return " ".join((self.function.__doc__ or "").split("\n\n")[0].split())
+
+
 SCORES: dict[str, Score] = {}
-# how numbers are written that say so; others have three digits. The first stands beside the scores in every result
-WRITTEN: dict[str, str] = {"recognised": ".1%"}
 
 
-def score(name: str, *, written: Mapping[str, str] = MappingProxyType({})) -> Callable[[Score], Score]:
-    """Put a score on the list. It answers {} where a set lacks what it needs.
+def score(name: str, *, title: str | None = None, format: str = ".3g") -> Callable[..., Any]:
+    """Put a function of `Sets` on the list of scores, under the name that results have for its number.
 
-    Numbers that are an `Estimate` have their interval in every result; others are told without.
-
-    `written` has format specs of its numbers, such as {"recall": ".1%"}: what reports and tables write them by.
+    It returns a number, an `Estimate` if the number has an interval, or None where a set lacks what it needs. Tables
+    write the number by `format` below `title`, and explain it by the docstring.
     """
 
-    def listed(function: Score) -> Score:
-        SCORES[name] = function
-        WRITTEN.update(written)
+    def listed(function: Callable[[Sets], Estimate | float | None]) -> Callable[[Sets], Estimate | float | None]:
+        SCORES[name] = Score(function, title or name.replace("_", " "), format)
         return function
 
     return listed
 
 
-def scored(sets: Sets, *, without: Collection[str] = ()) -> dict[str, float]:
-    """Every number of every score on the list, but for the scores left out by name; `with_intervals` has their ends."""
-    return {number: value for name, one in SCORES.items() if name not in without for number, value in one(sets).items()}
+def scored(sets: Sets) -> dict[str, Estimate]:
+    """The number of every score that has one for these sets."""
+    found = {name: one.function(sets) for name, one in SCORES.items()}
+    return {
+        name: value if isinstance(value, Estimate) else Estimate(value)
+        for name, value in found.items()
+        if value is not None
+    }
 
 
-def with_intervals(scores: Mapping[str, float]) -> dict[str, Any]:
-    """Numbers as results keep them: `scores`, and beside them `intervals` [low, high] of those that have one."""
-    ends = {name: [one.low, one.high] for name, one in scores.items() if isinstance(one, Estimate)}
-    return {"scores": {name: float(value) for name, value in scores.items()}, "intervals": ends}
+def as_json(scores: dict[str, Estimate]) -> dict[str, dict[str, float | None]]:
+    """Numbers as evaluation.json keeps them: {"value", "low", "high"}, the ends None where there is no interval."""
+    return {name: asdict(one) for name, one in scores.items()}
 
 
-def number_written(name: str, value: float | None, interval: Sequence[float] | None = None) -> str:
-    """A number of a score as reports and tables show it, with half the width of its interval if it has one."""
-    if value is None:
+def number_written(name: str, number: dict[str, float | None] | None) -> str:
+    """A number of evaluation.json as tables show it, with half the width of its interval if it has one."""
+    if number is None or number["value"] is None:
         return ""
-    number = format(value, ",.0f" if abs(value) >= MANY else WRITTEN.get(name, ".3g"))
-    if interval is None:
-        return number
-    half, as_share = (interval[1] - interval[0]) / 2, number.endswith("%")
-    width = f"{100 * half:.1f}" if as_share else f"{half:.0f}" if half >= 10 else f"{half:.2g}"
-    return f"{number} \u00b1 {width}"
+    text = format(number["value"], SCORES[name].format if name in SCORES else ".3g")
+    if number["low"] is None or number["high"] is None:
+        return text
+    half = (number["high"] - number["low"]) / 2
+    return f"{text} \u00b1 {f'{100 * half:.1f}' if text.endswith('%') else f'{half:.2g}'}"
 
 
-def number_title(name: str) -> str:
-    return name.replace("_", " ")
+def score_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Titles of the numbers that some row has, and the numbers of each row as text."""
+    names = [name for name in SCORES if any(name in row for row in rows)]
+    return [SCORES[name].title for name in names], [[number_written(n, row.get(n)) for n in names] for row in rows]
 
 
-def other_numbers(measured: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of all numbers of all scores, but for the one that tables show beside the Frechet distance."""
-    found = dict.fromkeys(name for one in measured for name in one["scores"])
-    return [name for name in found if not name.startswith("nearest_median")]
+def moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [D] and unbiased covariance [D, D] of features [N, D], float64."""
+    parts = features.split(ROWS)
+    mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(features)
+    covariance = sum((centered.T @ centered for centered in (part.double() - mean for part in parts)), torch.zeros(()))
+    return mean, covariance / (len(features) - 1)
 
 
 def rows_at_once(others: int) -> int:
@@ -103,19 +163,7 @@ def rows_at_once(others: int) -> int:
 def distances_in_parts(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Euclidean distances of some rows of a to all of b, [n, len(b)], part by part."""
     step = rows_at_once(len(b))
+    mode = "donot_use_mm_for_euclid_dist" if len(b) < 64 else "use_mm_for_euclid_dist"
     for start in range(0, len(a), step):
         rows = slice(start, min(start + step, len(a)))
-        yield (
-            rows,
-            torch.cdist(
-                a[rows], b, compute_mode="donot_use_mm_for_euclid_dist" if len(b) < 64 else "use_mm_for_euclid_dist"
-            ),
-        )
-
-
-def neighbour_radii(points: Tensor, k: int = 3) -> Tensor:
-    """Distance of each point to its k-th nearest other one [N]."""
-    found = [
-        d.topk(min(k + 1, len(points)), largest=False).values[:, -1] for _, d in distances_in_parts(points, points)
-    ]
-    return torch.cat(found)
+        yield rows, torch.cdist(a[rows], b, compute_mode=mode)

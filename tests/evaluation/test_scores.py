@@ -53,7 +53,7 @@ def two() -> tuple[np.ndarray, np.ndarray]:
 def test_every_file_of_the_folder_is_on_the_list() -> None:
     files = {path.stem for path in Path(scores.__file__).parent.glob("*.py")} - {"__init__", "sets", "estimate"}
     assert {one.function.__module__.rpartition(".")[2] for one in SCORES.values()} == files
-    assert list(SCORES)[:2] == ["class_accuracy", "fd"], "which tables begin with"
+    assert list(SCORES)[:3] == ["class_accuracy", "fd", "kid"], "which tables begin with"
     assert all(one.explanation for one in SCORES.values())
 
 

@@ -40,15 +40,17 @@ def print_table(headings: str, rows: Iterable[Sequence[Cell]], title: str | None
 
 def print_evaluation(evaluation: Mapping[str, Any]) -> None:
     """The configurations and the real-data baseline by each extractor, and the ensemble compared with the monolith."""
-    from ..evaluation.scores import score_table
+    from ..evaluation.scores import FIRST, SCORES, score_table
 
     rows, real = evaluation["configurations"], evaluation["real"]
     names = [*(row["name"] for row in rows), "real images"]
     for extractor in evaluation["features"]:
-        titles, cells = score_table([*(row["scores"][extractor] for row in rows), real[extractor]])
-        headings = ["|configuration", *(f">{title.replace(' ', '_')}" for title in titles)]
-        body = [(name, *texts) for name, texts in zip(names, cells, strict=True)]
-        print_table(" ".join(headings), body, f"By the features of {extractor}")
+        found = [*(row["scores"][extractor] for row in rows), real[extractor]]
+        rest = [name for name in SCORES if name not in FIRST]
+        tables = score_table(found, FIRST), score_table(found, rest, intervals=False)
+        for (titles, cells), title in zip(tables, (f"By the features of {extractor}", None), strict=True):
+            headings = ["|configuration", *(f">{one.replace(' ', '_')}" for one in titles)]
+            print_table(" ".join(headings), [(name, *cell) for name, cell in zip(names, cells, strict=True)], title)
     chance = evaluation["chance"]
     by_chance = "" if chance is None else f" Class accuracy by chance: {chance:.1%}."
     print_line(f"\u00b1: half of a 95 % interval.{by_chance} Real images: one half compared with the other.")

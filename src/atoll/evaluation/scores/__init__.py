@@ -12,7 +12,7 @@ from importlib import import_module
 from .estimate import Estimate
 from .sets import SCORES, Real, Sets, as_json, number_written, score, score_table, scored
 
-FIRST = ("class_accuracy", "fd")  # the columns that tables begin with
+FIRST = ("class_accuracy", "fd", "kid")  # the columns that tables begin with
 
 for _name in sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda n: (n not in FIRST, n)):
     import_module(f"{__name__}.{_name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -130,21 +130,24 @@ def as_json(scores: dict[str, Estimate]) -> dict[str, dict[str, float | None]]:
     return {name: asdict(one) for name, one in scores.items()}
 
 
-def number_written(name: str, number: dict[str, float | None] | None) -> str:
+def number_written(name: str, number: dict[str, float | None] | None, *, interval: bool = True) -> str:
     """A number of evaluation.json as tables show it, with half the width of its interval if it has one."""
     if number is None or number["value"] is None:
         return ""
     text = format(number["value"], SCORES[name].format if name in SCORES else ".3g")
-    if number["low"] is None or number["high"] is None:
+    if not interval or number["low"] is None or number["high"] is None:
         return text
     half = (number["high"] - number["low"]) / 2
     return f"{text} \u00b1 {f'{100 * half:.1f}' if text.endswith('%') else f'{half:.2g}'}"
 
 
-def score_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Titles of the numbers that some row has, and the numbers of each row as text."""
-    names = [name for name in SCORES if any(name in row for row in rows)]
-    return [SCORES[name].title for name in names], [[number_written(n, row.get(n)) for n in names] for row in rows]
+def score_table(
+    rows: Sequence[dict[str, Any]], names: Iterable[str] | None = None, *, intervals: bool = True
+) -> tuple[list[str], list[list[str]]]:
+    """Titles of the numbers, of all or by name, that some row has; and the numbers of each row as text."""
+    found = [name for name in names or SCORES if any(name in row for row in rows)]
+    cells = [[number_written(name, row.get(name), interval=intervals) for name in found] for row in rows]
+    return [SCORES[name].title for name in found], cells
 
 
 def moments(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from atoll.artifacts import Store
 from atoll.diffusion import Condition, Denoiser, Kind, LinearFlow, Prediction
-from atoll.exchange.checks import CHECKS, Candidate
+from atoll.exchange.checks import CHECKS, Candidate, ratio
 from atoll.exchange.quarantine import CONTRIBUTION, read_manifest
 from atoll.islands.expert import Expert, load_expert
 from atoll.islands.order import Order, read_order
@@ -42,8 +42,8 @@ RULES = {
     "holdout error": "mean",
     "error for t": "worst band of t",
     "error outside": "outside its cluster",
-    "difference": "the same as a neighbour's",
-    "unlikeness": "better elsewhere",
+    "likeness": "the same as a neighbour's",
+    "suitability": "better elsewhere",
     "distance": "samples",
 }
 
@@ -185,16 +185,16 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             candidate.folder = Path(folder)
             (candidate.folder / CONTRIBUTION).mkdir()
-            for check in CHECKS:
-                if check.name in checks:
-                    used |= {found.name: found.to_json()["used"] for found in check.run(candidate) or ()}
+            for name, check in CHECKS:
+                if name in checks:
+                    used |= {found.name: found.used for found in check(candidate) or ()}
         worst = {
             label: max((v for rule, v in used.items() if rule.startswith(key)), default=None)
             for key, label in RULES.items()
         }
         return {
             "ratio to a Gaussian": {
-                branch: scores.mean / candidate.unit[branch].mean for branch, scores in candidate.scores.items()
+                branch: ratio(scores, candidate.unit[branch]) for branch, scores in candidate.scores.items()
             },
             "worst": worst,
             "refused_by": [rule for rule, share in used.items() if share > 1],

@@ -427,7 +427,13 @@ def test_more_than_a_hundred_experts(tmp_path: Path) -> None:
         weights = {**first.network.state_dict(), "head.project.bias": torch.full((64,), float(k))}
         write_expert(tmp_path / f"{k}", weights, first.card, [], {})
         experts.append(open_expert(tmp_path / f"{k}"))
-        member = {"path": f"contributions/{k}", "digest": experts[k].digest, "cluster": k, "order": "0" * 64}
+        member = {
+            "path": f"contributions/{k}",
+            "digest": experts[k].digest,
+            "weights": "3" * 64,
+            "cluster": k,
+            "order": "0" * 64,
+        }
         members.append(Member(**member, objective="test"))
     reference = Reference(path="any", digest="1" * 64)
     version = Version(

@@ -265,7 +265,7 @@ HOSTILE: dict[str, Attack] = {
     "own start, rho NaN": Attack(
         own_start(schedule={**EDM, "rho": float("nan")}, kind="x0"), "not valid|no JSON file|no network"
     ),
-    "own start, endless origin": Attack(own_start(license="x" * 5000), "longer than"),
+    "own start, endless license": Attack(own_start(license="x" * 5000), "longer than"),
     "own start, escapes in the license": Attack(own_start(license=ESCAPES), "cannot be printed"),
     "own start, other cluster": Attack(own_start(cluster=2), ORDER),
     # the card against the order
@@ -304,7 +304,7 @@ HOSTILE: dict[str, Attack] = {
     "manifest license lies": Attack(manifest(lambda m: m.update(license="mine")), "another license", False),
     "kind of manifest": Attack(manifest(lambda m: m.update(kind=ESCAPES)), "expected expert"),
     "kind router": Attack(manifest(lambda m: m.update(kind="router")), "expected expert"),
-    "schema version": Attack(manifest(lambda m: m.update(schema_version=99)), "schema version"),
+    "schema version": Attack(manifest(lambda m: m.update(schema_version=99)), "schema.version"),
     "lists a pickle": Attack(extra_file("extra.pkl"), "files no expert has"),
     "lists a file with escapes": Attack(extra_file(ESCAPES), "files no expert has"),
     "lists a path outside": Attack(extra_file("../../evil"), "files no expert has"),
@@ -337,15 +337,15 @@ HOSTILE: dict[str, Attack] = {
     "manifest is a pipe": Attack(replaced("manifest.json", lambda p, _: os.mkfifo(p)), "regular file", False),
     "manifest is a link": Attack(replaced("manifest.json", lambda p, real: p.symlink_to(real)), "link", False),
     # metrics
-    "metrics are garbage": Attack(metrics("garbage\n"), "no row of metrics"),
+    "metrics are garbage": Attack(metrics("garbage\n"), "no row of finite metrics"),
     "metrics of zero images": Attack(metrics('{"images": 0, "loss": 1.0}\n'), "counts images"),
     "metrics go backwards": Attack(metrics('{"images": 64, "loss": 1}\n{"images": 32, "loss": 1}\n'), "counts images"),
-    "metrics are not finite": Attack(metrics('{"images": 64, "loss": NaN}\n'), "finite number"),
-    "metrics beyond float": Attack(metrics('{"images": 64, "loss": 1e999}\n'), "finite number"),
-    "metrics of text": Attack(metrics(json.dumps({"images": 64, "loss": ESCAPES}) + "\n"), "finite number"),
-    "metrics with more": Attack(metrics('{"images": 64, "loss": 1, "x": 2}\n'), "no row of metrics"),
+    "metrics are not finite": Attack(metrics('{"images": 64, "loss": NaN}\n'), "no row of finite metrics"),
+    "metrics beyond float": Attack(metrics('{"images": 64, "loss": 1e999}\n'), "no row of finite metrics"),
+    "metrics of text": Attack(metrics(json.dumps({"images": 64, "loss": ESCAPES}) + "\n"), "no row of finite metrics"),
+    "metrics with more": Attack(metrics('{"images": 64, "loss": 1, "x": 2}\n'), "no row of finite metrics"),
     "metrics without end": Attack(metrics('{"images": 64, "loss": 1}\n' * 5000), "5,000 lines"),
-    "metrics are nested": Attack(metrics("[" * 50_000 + "\n"), "no row of metrics"),
+    "metrics are nested": Attack(metrics("[" * 50_000 + "\n"), "no row of finite metrics"),
     "no metrics": Attack(metrics(""), "has 0 lines"),
     # weights: the header
     "a pickle": Attack(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.artifacts import Artifact, Store, UserError
+from atoll.artifacts import Artifact, Store
 from atoll.artifacts.signing import allowed_line, fingerprint
 from atoll.exchange.lease_status import lease_status, names_by_key
 from atoll.exchange.leases import LeaseFile, Leases
-from atoll.exchange.published import open_card, publish
+from atoll.exchange.published import publish
 from atoll.planning.launch import write_launch
 from exchange.test_signatures import new_key
 from runs import atoll
@@ -76,22 +75,10 @@ def test_a_launch_file_makes_an_expert(launcher: str, joins: bool, run: Path, tm
         assert (tmp_path / "atoll-01.log").stat().st_size > 0
 
 
-def test_without_a_url_islands_train_from_the_run_and_a_wrong_name_is_one_line(run: Path) -> None:
-    place = write_launch(Artifact.open(run / "orders"), "shell", None)
-    assert shlex.split((place.path / "02.sh").read_text().splitlines()[-1])[1:4] == [
-        "atoll",
-        "train",
-        f"{run}/orders/02.json",
-    ]
-    with pytest.raises(UserError, match="--launch cron: not known; use one of skypilot, slurm, shell"):
-        write_launch(Artifact.open(run / "orders"), "cron", None)
-
-
 def test_status_of_what_was_published_shows_work_in_the_lists_names(run: Path, tmp_path: Path) -> None:
     public = tmp_path / "public"
-    publish(Store.at(run), Store.at(public))
-    card, key = open_card(Store.at(public)), new_key(tmp_path, "key")
-    leases = Leases(Store.at(public), card.lease_seconds, 2)
+    card, key = publish(Store.at(run), Store.at(public)), new_key(tmp_path, "key")
+    leases = Leases(Store.at(public), card.lease_seconds)
     lease = leases.take(card.orders[1].lease, fingerprint(key))
     assert lease is not None
     leases.renew(lease, LeaseFile(holder=fingerprint(key), images=480, total=1920, seconds_left=7200.0))

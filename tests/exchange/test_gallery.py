@@ -22,12 +22,12 @@ from atoll.exchange.admission import admit
 from atoll.exchange.checks import (
     CHECKS,
     Candidate,
-    Check,
     Measurement,
     check_bands,
     check_holdout_error,
     check_neighbors,
     check_outside,
+    ratio,
     run_checks,
 )
 from atoll.exchange.holdout import BRANCHES
@@ -39,32 +39,7 @@ from atoll.registry.versions import open_ensemble
 from exchange.gallery import HOSTILE, build, fresh, noisy, reseal, weights
 from runs import atoll, made_once
 
-HANDFUL = [
-    "width 8192",
-    "width 8192 and no such order",
-    "cluster -7",
-    "own start, 3e8 steps",
-    "kind of manifest",
-    "lists a file with escapes",
-    "weights are a pipe",
-    "weights are 100 GB of nothing",
-    "metrics are a link",
-    "metrics are nested",
-    "a tensor's name with escapes",
-    "float8",
-    "a pickle",
-    "a missing tensor",
-    "a wrong shape",
-    "NaN",
-    "infinite in bfloat16",
-    "another latent mean",
-    "another partition",
-    "digest lies",
-    "bytes lie",
-    "lists a pickle",
-    "no such order",
-    "half a character",
-]
+HANDFUL = sorted(HOSTILE)[::5]
 SECONDS = 60  # that any judgement may take here
 WAITING = r"checking and measuring: \d+ s"  # what a slow machine says meanwhile
 PLACES_OF_TEXT = ("reasons.json", "judgement.json")
@@ -150,8 +125,8 @@ def test_what_changes_after_it_was_copied_changes_nothing(run: Path, honest: Pat
     def spoil(candidate: Candidate) -> None:
         (folder / "model.safetensors").write_bytes(b"something else")
 
-    files = next(number for number, check in enumerate(CHECKS) if check.name == "files")
-    spoilt = (*CHECKS[: files + 1], Check("spoil", spoil), *CHECKS[files + 1 :])
+    files = [name for name, _ in CHECKS].index("files")
+    spoilt = (*CHECKS[: files + 1], ("spoil", spoil), *CHECKS[files + 1 :])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(admission, "run_checks", lambda candidate: run_checks(candidate, spoilt))
         member = admit(Store.at(mine), folder).member
@@ -207,9 +182,9 @@ def beyond(candidate: Candidate, *checks: Callable[[Candidate], Iterable[Measure
     ("spoilt", "first"),
     [
         ({"above": 0.98}, "error for t from 0.975 to 1 with the condition"),
-        ({"above": 0.999}, "error for t from 0.975 to 1 with the condition"),
+        ({"above": 0.999}, "error for t from 1 to 1 with the condition"),
         ({"below": 0.02}, None),  # a velocity of 8 there moves x0 by 0.16 at most
-        ({"dropped": True}, "holdout error without it"),
+        ({"dropped": True}, "holdout error without it, by a Gaussian's,"),
     ],
 )
 def test_garbage_in_a_band_of_time_or_without_the_condition_is_found(
@@ -352,8 +327,8 @@ def test_another_clusters_expert_is_known_as_such(share: float, trained: Path, t
         )
         candidate.expert = load_expert(place)
         if not beyond(candidate, check_holdout_error, check_bands, check_outside, check_neighbors):
-            alone.append((cluster, other, candidate.scores[BRANCHES[0]].mean / candidate.unit[BRANCHES[0]].mean))
+            alone.append((cluster, other, ratio(candidate.scores[BRANCHES[0]], candidate.unit[BRANCHES[0]])))
     assert {m.cluster: m.digest for m in open_ensemble(store).serving} == serving
     assert refused >= 50
     assert len(alone) <= 6, alone
-    assert all(ratio <= 1.5 for *_, ratio in alone)
+    assert all(error <= 1.5 for *_, error in alone)

@@ -22,12 +22,8 @@ URL = "s3://bucket/flowers"
 ALL = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]})
 ALICE, MALLORY = "a" * 16, "b" * 16
 SHARD = "clusters8/clusters/00/0.safetensors"  # of a partition by another name
-LISTED = PublishedOrder(
-    path="orders/00.json", digest="0" * 64, order="00", cluster=0, images=1, objective="x", bytes=1, served=False
-)
-CARD = PublishedCard(
-    model="flowers", version=1, clusters=1, orders=(LISTED,), files={SHARD: "0" * 64, "partition/0": "0" * 64}
-)
+LISTED = PublishedOrder(path="orders/00.json", digest="0" * 64, order="00", bytes=1, served=False)
+CARD = PublishedCard(orders=(LISTED,), files={SHARD: "0" * 64, "partition/0": "0" * 64})
 
 
 TRY = """

@@ -14,9 +14,10 @@ import atoll
 from atoll.artifacts import Artifact, Store, UserError
 from atoll.artifacts.signing import allowed_line, sign, signer, statement
 from atoll.exchange.admission import admit
-from atoll.exchange.inbox import Quota, QuotaExceeded, inbox_of
+from atoll.exchange.inbox import LeftInInbox, inbox_of, refused_by_sender
 from atoll.exchange.quarantine import Refused
 from atoll.exchange.signed import SIGNATURE, sign_contribution
+from atoll.exchange.thresholds import AdmissionThresholds
 from atoll.registry.changes import set_route
 from atoll.registry.signatures import KEY, begin_signing
 from atoll.registry.versions import open_ensemble
@@ -99,10 +100,8 @@ def test_who_sends_the_same_is_credited_too_and_named_as_such(run: Path, keys: P
     assert admit(Store.at(run), folder).member.copies == ("Mallory-of-the-list",), "nobody: nobody is credited"
 
 
-def test_a_key_gets_only_so_many_judged_and_what_nobody_known_signed_is_not_even_copied(
-    run: Path, keys: Path, tmp_path: Path
-) -> None:
-    """Alice sends five bad ones, of which two are allowed; somebody replays her manifest with other files."""
+def test_only_so_many_of_a_sender_are_checked_and_what_nobody_known_signed_is_not_copied(run: Path, keys: Path) -> None:
+    """Alice sends five bad ones, of which two are checked; another replays her manifest with other files."""
     expert, inbox = run / "islands" / "01" / "expert", run / "inbox"
     for number in range(5):
         bad = fresh(expert, inbox / "alices-key" / f"bad-{number}", 1e-3 * (number + 1))
@@ -111,33 +110,29 @@ def test_a_key_gets_only_so_many_judged_and_what_nobody_known_signed_is_not_even
         sign_contribution(bad, keys / "alice")
     replayed_by_mallory = shutil.copytree(inbox / "alices-key" / "bad-4", inbox / "a-key-of-mallorys" / "0")
     (replayed_by_mallory / "model.safetensors").write_bytes(b"spoilt")
-    stranger = fresh(expert, inbox / "strangers-key" / "0", 0.01)
-    sign_contribution(stranger, keys / "mallory")
+    unknown = fresh(expert, inbox / "strangers-key" / "0", 0.01)
+    sign_contribution(unknown, keys / "mallory")
     good = fresh(expert, inbox / "strangers-key" / "alices", 0.02)
     sign_contribution(good, keys / "alice")
-    quota = Quota(Store.at(run), 2)
-    said = []
-    for place in inbox_of(run / "inbox"):
+    limits, checked = AdmissionThresholds(contributions=2), refused_by_sender(Store.at(run))
+    found = []
+    for place in inbox_of(inbox):
         try:
-            said.append(admit(Store.at(run), place, unsigned_ok=False, quota=quota).member.digest)
+            member = admit(Store.at(run), place, unsigned_ok=False, checked=checked, thresholds=limits).member
+            found.append(str(member.contributor))
         except UserError as error:
-            said.append(str(error).removeprefix(f"{inbox}/").split(", ")[0])
-    quarantine = {folder.name: folder for folder in (run / "quarantine").iterdir()}
-    assert "corrupt" in said[0], "on the account of the folder it lies in, not of her who signed"
-    hers = [text.partition(": ")[2] for text in said[1:6]]
-    assert hers == ["line 1 of its metrics.jsonl is no row of metrics"] * 2 + ["left in the inbox"] * 3
-    assert said[6] == "strangers-key/0: stays in quarantine"
-    assert "left in the inbox" in said[7], "she had her share"
-    copied = [folder for folder in quarantine.values() if (folder / "contribution" / "model.safetensors").exists()]
-    assert len(copied) == 2 + 1, "two of hers and what was spoilt; of the stranger's only the word"
-    accounts = Quota(Store.at(run)).checked
-    assert accounts == {"inbox/alices-key": 2, "Alice-of-the-list": 2, "inbox/a-key-of-mallorys": 1}
-    for folder in quarantine.values():
-        shutil.rmtree(folder)
-    assert admit(Store.at(run), good, unsigned_ok=False, quota=Quota(Store.at(run), 1)).member.contributor
-    small = Quota(Store.at(run), contributed_bytes=1000)
-    with pytest.raises(QuotaExceeded, match="more than 1,000 of"):
-        admit(Store.at(run), fresh(expert, tmp_path / "key" / "large", 0.03), quota=small, unsigned_ok=True)
+            found.append(str(error).removeprefix(f"{inbox}/").split(", ")[0])
+    assert "corrupt" in found[0]
+    hers = [text.partition(": ")[2] for text in found[1:6]]
+    assert hers == ["line 1 of its metrics.jsonl is no row of finite metrics"] * 2 + ["left in the inbox"] * 3
+    assert found[6:] == ["strangers-key/0: stays in quarantine", "Alice-of-the-list"]
+    copied = list((run / "quarantine").glob("*/contribution/model.safetensors"))
+    assert len(copied) == 2 + 1, "two of hers and what was spoilt; of the unknown signer's only the reason"
+    assert refused_by_sender(Store.at(run)) == {"alices-key": 2, "a-key-of-mallorys": 1, "strangers-key": 1}
+    with pytest.raises(LeftInInbox, match="alices-key had 2 checked or refused"):
+        admit(
+            Store.at(run), inbox / "alices-key" / "bad-4", checked=refused_by_sender(Store.at(run)), thresholds=limits
+        )
 
 
 def replayed(folder: Path, keys: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from safetensors.torch import load_file
 
-from atoll.artifacts import Artifact, Store, UserError
+from atoll.artifacts import Artifact, AtollWarning, Store, UserError
 from atoll.cli import main
 from atoll.exchange.admission import admit
 from atoll.exchange.holdout import Holdout, validation_loss
@@ -200,12 +200,13 @@ def test_from_scratch_an_order_may_change_and_needs_no_expert(run: Path, capsys:
 
 
 def test_a_damaged_expert_stops_no_change(run: Path, late: Path, tmp_path: Path) -> None:
-    """It cannot be loaded, so it must be possible to admit another in its place."""
+    """It keeps its place, with a warning, until another is admitted with --replace."""
     (member,) = [m for m in newest(run).serving if m.cluster == 2]
     (run / member.path / "manifest.json").write_text("{")
     main(["ensemble", str(run), "--route", "top-1"])
-    result = admit(Store.at(run), another(late / "experts" / "02", tmp_path / "a", 0.99))
-    assert result.member.serving
+    with pytest.warns(AtollWarning, match="cannot be read and keeps its place"):
+        assert not admit(Store.at(run), another(late / "experts" / "02", tmp_path / "a", 0.99)).member.serving
+    assert admit(Store.at(run), another(late / "experts" / "02", tmp_path / "b", 0.98), replace=True).member.serving
 
 
 def test_the_router_begins_from_the_older_one(late: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

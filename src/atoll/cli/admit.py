@@ -9,7 +9,7 @@ import typer
 from ..artifacts import Store, UserError
 from ..exchange.admission import Admission
 from ..exchange.admission import admit as admit_one
-from ..exchange.inbox import Quota, QuotaExceeded, inbox_of
+from ..exchange.inbox import LeftInInbox, inbox_of, refused_by_sender
 from ..exchange.thresholds import AdmissionThresholds
 from ..islands.launch import check_finished
 from .options import Device
@@ -27,7 +27,7 @@ def admit(
     recheck: Annotated[bool, typer.Option("--recheck", help="Check again what was refused before.")] = False,
     signers: Annotated[str | None, typer.Option(help="Who may sign (default: RUN/allowed_signers).")] = None,
     unsigned_ok: Annotated[bool, typer.Option("--unsigned-ok", help="Also admit what no listed key signed.")] = False,
-    max_per_contributor: Annotated[int, typer.Option(help="Most of an inbox to check of one key.", min=1)] = MOST,
+    max_per_contributor: Annotated[int, typer.Option(help="Most of an inbox to check of one sender.", min=1)] = MOST,
     device: Device = None,
 ) -> None:
     """Check each contributed expert in quarantine, and add those that pass to the model.
@@ -49,7 +49,7 @@ def admit(
             return print_line("the inbox is empty")
     if not places:
         raise UserError("admit: name expert folders, or an --inbox to take all from")
-    quota = None if inbox is None else Quota(run, max_per_contributor)
+    checked = None if inbox is None else refused_by_sender(run)
     unsigned = True if unsigned_ok else None if inbox is None else False
     refused, left = 0, []
     with progress() as display:
@@ -66,10 +66,11 @@ def admit(
                         device=device,
                         signers=signers,
                         unsigned_ok=unsigned,
-                        quota=quota,
+                        checked=checked,
+                        thresholds=AdmissionThresholds(contributions=max_per_contributor),
                     )
                 )
-            except QuotaExceeded as waiting:
+            except LeftInInbox as waiting:
                 left.append(str(waiting))
             except UserError as error:
                 if len(places) == 1:

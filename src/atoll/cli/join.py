@@ -9,6 +9,7 @@ import typer
 
 from ..artifacts import Store
 from ..exchange.join import Joining, Offer
+from ..models.accounting import account
 from .options import Device, Memory, WorkFolder, gib
 from .progress import progress
 from .tables import print_line, print_table
@@ -59,14 +60,11 @@ def print_plan(joining: Joining, wanted: str | None) -> None:
     """What would be done, by the current leases and this machine's clock."""
     offers = joining.offers(dry=True)
     print_offers(offers)
-    begun, settled = joining.joined.order is not None, joining.settled(wanted)
-    order = settled or next(iter(joining.inviting(offers)), None)
-    if order is None:
-        return print_line("would take none: no order is free that fits this machine; --order trains one that is taken")
-    free = begun or next(offer.free for offer in offers if offer.order == order)
+    begun, chosen = joining.joined.order is not None, joining.candidates(offers, wanted)[0]
     signed = "unsigned" if joining.key is None else f"signed with {joining.key} as {joining.joined.holder}"
     sent = "leave it there to be sent by hand" if joining.card.read_only else "send it"
-    which = f"{'resume' if begun else 'take'} order {order.order}{'' if free else ', which is taken'}"
+    taken = "" if begun or chosen.free else ", which is taken"
+    which = f"{'resume' if begun else 'take'} order {chosen.listed.order}{taken}"
     print_line(f"would {which}: train it in {joining.folder}, and {sent}, {signed}")
     print_line(REVEALS)
 
@@ -74,11 +72,13 @@ def print_plan(joining: Joining, wanted: str | None) -> None:
 def print_offers(offers: list[Offer]) -> None:
     rows = []
     for offer in offers:
-        order, file = offer.order, None if offer.lease is None else offer.lease.file
-        state = "free, has an expert" if order.served else "free"
+        listed, order, file = offer.listed, offer.order, None if offer.lease is None else offer.lease.file
+        state = "free, has an expert" if listed.served else "free"
         if not offer.free:
             state = "taken" if file is None else "done" if file.done else f"taken, {file.progress:.0%}"
         hours = "does not fit" if offer.hours is None else f"{offer.hours:.2g}"
-        size = f"{order.bytes / 1e6:,.1f}"
-        rows.append((order.order, order.objective, f"{offer.parameters:,}", f"{order.images:,}", size, hours, state))
+        objective = f"{order.objective.kind} on {order.objective.schedule.name}"
+        parameters = f"{account(order.architecture).parameters:,}"
+        size, images = f"{listed.bytes / 1e6:,.1f}", f"{order.training.images:,}"
+        rows.append((listed.order, objective, parameters, images, size, hours, state))
     print_table("order objective >parameters >images >MB >hours_here state", rows)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..artifacts import Store, UserError
-from ..exchange.published import LEASE_SECONDS, MOST_LEASES, policy
+from ..exchange.published import LEASE_SECONDS, policy
 from ..exchange.published import publish as publish_run
 from .progress import progress
 from .tables import print_line
@@ -21,7 +21,6 @@ def publish(
     key: Annotated[str | None, typer.Option(help="Sign the orders with this SSH key.")] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="No leases; experts are sent by hand.")] = False,
     lease_hours: Annotated[float, typer.Option(help="A lease not renewed for so long expires.")] = LEASE_SECONDS / 3600,
-    leases_per_key: Annotated[int, typer.Option(help="Leases one key may hold at a time.", min=1)] = MOST_LEASES,
 ) -> None:
     """Copy what contributors need, and no more: open orders, their clusters' shards, a card. Again to add what is new.
 
@@ -46,7 +45,6 @@ def publish(
             key=key,
             read_only=read_only,
             lease_seconds=3600 * lease_hours,
-            leases_per_key=leases_per_key,
             progress=display,
         )
     print_line(f"published: {len(card.orders)} orders at {there}")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifacts import Artifact, ArtifactWriter, Manifest, Store, UserError, find, sanitize
+from ..artifacts import Artifact, ArtifactWriter, AtollWarning, Store, UserError, find, sanitize
 from ..islands.expert import KIND
 from ..islands.order import Order
 from ..registry.changes import begun, change_ensemble
@@ -20,13 +22,12 @@ from ..registry.versions import Member, Version, is_whole, open_ensemble, place_
 from ..training.compute import best_device
 from .card_checks import check_manifest
 from .checks import Candidate, run_checks
-from .holdout import BRANCHES, Branch, Scores, validation_loss
-from .inbox import Quota
+from .holdout import BRANCHES, WEIGHTS, validation_loss
 from .quarantine import SHEET, Refused, leave, read_manifest, write_reasons
-from .signed import SIGNATURE, read_signature, read_signers, signer_of
+from .signed import SIGNATURE, read_signers, signer_of
 from .thresholds import AdmissionThresholds
 
-JUDGEMENT = "judgement.json"  # next to an admitted expert: what was measured
+JUDGEMENT = "judgement.json"  # next to an admitted expert: what was measured; unlisted, since draws are not repeated
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def admit(
     device: str | None = None,
     signers: str | Path | None = None,
     unsigned_ok: bool | None = None,
-    quota: Quota | None = None,
+    checked: Counter[str] | None = None,
     thresholds: AdmissionThresholds = AdmissionThresholds(),
 ) -> Admission:
     """Check one expert folder; if it passes, name it in a new version of the model.
@@ -61,16 +62,16 @@ def admit(
     reasons in quarantine, and is refused at once when it is sent again, unless `recheck`.
 
     `signers` is an allowed_signers file, by default RUN/allowed_signers. Where there is one, an expert that no key in
-    it has signed is refused unless `unsigned_ok`; where there is none, only if that is False.
+    it has signed is refused unless `unsigned_ok`; where there is none, only if that is False. `checked` counts what was
+    checked of each sender of an inbox.
     """
     run.check_creates()
-    source, version = Store.at(contribution), open_ensemble(run)
+    source, version, known = Store.at(contribution), open_ensemble(run), read_signers(run, signers)
     try:
         manifest = read_manifest(source)
         order = order_of(run, version, check_manifest(manifest, str(source)))
     except Refused as refusal:
         raise Refused(sanitize(f"{source}: {refusal}", 600)) from refusal
-    known = read_signers(run, signers)
     candidate = Candidate(
         run,
         version,
@@ -83,18 +84,20 @@ def admit(
         unsigned_ok=known is None if unsigned_ok is None else unsigned_ok,
         recheck=recheck,
         replace=replace,
-        quota=quota,
+        checked=checked,
     )
     for member in version.experts:
         if member.digest == manifest.digest() and is_whole(run, member):
             leave(run, candidate.name)
-            return credited(run, member, manifest, read_signature(source), known)
+            return credited(candidate, member)
     with candidate.lock:
         try:
             run_checks(candidate)
             admission = add(candidate)
         except Refused as refusal:
-            raise refused(candidate, sanitize(f"{source}: {refusal}", 600)) from refusal
+            reason = sanitize(f"{source}: {refusal}", 600)
+            write_reasons(run, candidate.name, reasons(candidate, reason))
+            raise Refused(reason) from refusal
     leave(run, candidate.name)
     return admission
 
@@ -107,42 +110,36 @@ def order_of(run: Store, version: Version, digest: str) -> Order:
     return order
 
 
-def refused(c: Candidate, reason: str) -> Refused:
-    """Write down why, and take the contribution off the account of a signer whose files these are not."""
-    whole = c.folder is not None
-    if c.quota is not None and c.contributor is not None and c.accounts and not whole:
-        c.quota.refund(c.contributor)
-    reasons = {
+def reasons(c: Candidate, reason: str) -> dict[str, object]:
+    """What stays in quarantine of a refused contribution, and counts for its sender."""
+    return {
         "reason": reason,
         "contribution": c.manifest.digest(),
         "order": c.order.digest(),
         "cluster": c.cluster,
-        "whole": whole,
-        "accounts": c.accounts if whole else c.accounts[:1],
+        "whole": c.folder is not None,
+        "sender": None if c.checked is None else c.sender,
         "measured": c.measured,
     }
-    write_reasons(c.run, c.name, reasons)
-    return Refused(reason)
 
 
-def credited(run: Store, member: Member, manifest: Manifest, signature: bytes | None, known: bytes | None) -> Admission:
+def credited(c: Candidate, member: Member) -> Admission:
     """An expert that is there already stays as it is; another person who signed the same one is credited, too.
 
     The same order on the same kind of machine makes the same expert, so two people may honestly have it. The later one
     may also have copied it, and is named as who sent the same.
     """
-    who = None if signature is None or known is None else signer_of(manifest, signature, known)
-    if who is None or who == member.contributor or who in member.copies:
+    who = signer_of(c.manifest, c.signature, c.signers)
+    if who in (None, member.contributor, *member.copies):
         return Admission(member, already=True)
 
     def credit(now: Version | None) -> Version:
-        version = begun(run, now)
-        there = next((m for m in version.experts if m.digest == member.digest), None)
-        if there is None or who in (there.contributor, *there.copies):
-            return version
-        return version.with_expert(there.model_copy(update={"copies": (*there.copies, who)}))
+        version = begun(c.run, now)
+        (there,) = [m for m in version.experts if m.digest == member.digest]
+        copies = tuple(dict.fromkeys((*there.copies, str(who))))
+        return version.with_expert(there.model_copy(update={"copies": copies}))
 
-    after = change_ensemble(run, credit, f"credited {who} for sending {member.name}, too")
+    after = change_ensemble(c.run, credit, f"credited {who} for sending {member.name}, too")
     return Admission(next(m for m in after.experts if m.digest == member.digest), already=True, copied_by=who)
 
 
@@ -151,6 +148,7 @@ def add(c: Candidate) -> Admission:
     member = Member(
         path=f"contributions/{c.name}",
         digest=c.manifest.digest(),
+        weights=c.weights,
         cluster=c.cluster,
         order=c.order.digest(),
         objective=objective_of(c.card),
@@ -158,14 +156,14 @@ def add(c: Candidate) -> Admission:
         license=c.card.license,
         contributor=c.contributor,
     )
+    known: dict[str, list[float] | None] = {}
+    should_replace(c, c.version, known)  # measured now, so that the judgement has it
     place = place_of(c.run, member)
     copy_expert(Artifact(Store.at(c.files), c.manifest), place)
-    write_judgement(c, place)
+    place.write(JUDGEMENT, json.dumps(c.measured, indent=2).encode() + b"\n")
     if c.signature is not None and c.contributor is not None:
         place.write(SIGNATURE, c.signature)
-    if (sheet := c.files.parent / SHEET).is_file():
-        place.write(SHEET, sheet.read_bytes())
-    known: dict[str, dict[Branch, Scores] | None] = {}
+    place.write(SHEET, (c.files.parent / SHEET).read_bytes())
 
     def seat(now: Version | None) -> Version:
         before = begun(c.run, now)
@@ -174,40 +172,41 @@ def add(c: Candidate) -> Admission:
         return before.with_expert(member.model_copy(update={"serving": should_replace(c, before, known)}))
 
     after = change_ensemble(c.run, seat, f"admitted {member.name} for cluster {member.cluster}")
-    write_judgement(c, place)
     (admitted,) = [m for m in after.experts if m.digest == member.digest]
     incumbent = next((m.name for m in after.serving if m.cluster == c.cluster and m.digest != member.digest), None)
     return Admission(admitted, already=False, incumbent=incumbent)
 
 
-def should_replace(c: Candidate, before: Version, known: dict[str, dict[Branch, Scores] | None]) -> bool:
+def should_replace(c: Candidate, before: Version, known: dict[str, list[float] | None]) -> bool:
     """Whether the candidate becomes the active expert of its cluster; both are measured at the same draws.
 
-    It is called again if another expert has become active meanwhile; `known` keeps the scores of active experts.
+    It is called again if another expert has become active meanwhile; `known` keeps the errors of active experts, None
+    for one that cannot be read: it keeps its place, since damage must not let a worse expert in.
     """
     incumbent = next((m for m in before.serving if m.cluster == c.cluster and m.digest != c.manifest.digest()), None)
     if incumbent is None or c.replace:
         return True
     if incumbent.digest not in known:
-        bridge = c.bridge_of(incumbent)
-        known[incumbent.digest] = None if bridge is None else c.score(bridge)
+        known[incumbent.digest] = errors_of(c, incumbent)
     theirs = known[incumbent.digest]
-    if theirs is None:  # it cannot be read any more
-        return True
+    if theirs is None:
+        return False
     generations = Checks(c.run).generations(before)
     newer = generations.get(c.order.digest(), 0) > generations.get(incumbent.order, 0)
-    conditional, dropped = BRANCHES
-    ours = c.scores
-    c.measured["active"] = {
-        "name": incumbent.name,
-        "error": theirs[conditional].mean,
-        "the newcomer's": ours[conditional].mean,
-    }
+    ours = [float(c.scores[branch] @ WEIGHTS) for branch in BRANCHES]
+    c.measured["active"] = {"name": incumbent.name, "error": theirs[0], "the newcomer's": ours[0]}
     better = (1 + c.limits.margin) if newer else (1 - c.limits.margin)
-    return (
-        ours[conditional].mean <= better * theirs[conditional].mean
-        and ours[dropped].mean <= (1 + c.limits.margin_without) * theirs[dropped].mean
-    )
+    return ours[0] <= better * theirs[0] and ours[1] <= (1 + c.limits.margin_without) * theirs[1]
+
+
+def errors_of(c: Candidate, incumbent: Member) -> list[float] | None:
+    """Errors of the active expert with the condition and without it; a warning and None if it cannot be read."""
+    try:
+        return [float(bands @ WEIGHTS) for bands in c.score(c.bridge_of(incumbent)).values()]
+    except UserError as error:
+        kept = f"the active expert of cluster {c.cluster} cannot be read and keeps its place"
+        warnings.warn(AtollWarning(f"{kept} ({error}); restore it, or activate another with --replace"), stacklevel=2)
+        return None
 
 
 def copy_expert(source: Artifact, place: Store) -> None:
@@ -220,8 +219,3 @@ def copy_expert(source: Artifact, place: Store) -> None:
         manifest = source.manifest
         copied = draft.commit(config=manifest.config, parents=manifest.parents, license=manifest.license)
     assert copied.digest == source.digest
-
-
-def write_judgement(c: Candidate, place: Store) -> None:
-    """What was measured; unlisted, since its draws cannot be repeated."""
-    place.write(JUDGEMENT, json.dumps(c.measured, indent=2).encode() + b"\n")

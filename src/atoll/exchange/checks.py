@@ -1,13 +1,15 @@
 """The checks of an admission, in the order they run: cheap ones first.
 
-A check is one function of at most 40 lines and one line in CHECKS. It is given the candidate and raises Refused, or
-yields what it measured, each value with its limit; a value beyond its limit is a refusal, too. Its numbers are fields
-of AdmissionThresholds. The first line of its docstring is its row in docs/trust.md.
+A check is one function and one line in CHECKS. It is given the candidate and raises Refused, or yields what it
+measured, each value with its limit; a value beyond its limit is a refusal, too. Its numbers are fields of
+AdmissionThresholds. The first line of its docstring is its row in docs/trust.md.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +18,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from ..artifacts import Manifest, Store, UserError, find, sanitize
 from ..diffusion import Denoiser, LinearFlow
 from ..islands.expert import KIND, Expert, ExpertCard, load_expert, read_expert_card
 from ..islands.order import Order
 from ..registry.checks import check_spaces
 from ..registry.versions import Member, Version, open_reference, place_of
-from .card_checks import CARD, METRICS, WEIGHTS, check_card, check_metrics, largest_files, read_card
-from .holdout import BRANCHES, EDGES, NEIGHBOR_PAIRS, Branch, Draws, Holdout, Scores, cluster_of, compare, errors, score
-from .inbox import Quota
-from .quarantine import CONTRIBUTION, SHEET, Refused, copy_contribution, quarantined, read_reasons
+from .card_checks import CARD, METRICS, check_card, check_metrics, largest_files, read_card
+from .holdout import BRANCHES, EDGES, FEWER_DRAWS, WEIGHTS, Branch, Draws, Holdout, band_errors, difference
+from .inbox import LeftInInbox
+from .quarantine import CONTRIBUTION, FOLDER, SHEET, Refused, copy_contribution, quarantined, read_reasons
 from .sample_check import sample_both
 from .signed import read_signature, signer_of
 from .thresholds import AdmissionThresholds
@@ -49,12 +53,11 @@ class Candidate:
     unsigned_ok: bool = True
     recheck: bool = False
     replace: bool = False
-    quota: Quota | None = None
+    checked: Counter[str] | None = None  # by sender, of an inbox
     seed: int = field(default_factory=lambda: secrets.randbits(62))  # unknown while the expert was made
     lock: ExitStack = field(default_factory=ExitStack)  # of its quarantine
     folder: Path | None = None  # its quarantine, once all files are copied and are what the manifest says
     contributor: str | None = None
-    accounts: tuple[str, ...] = ()
     measured: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,8 +65,14 @@ class Candidate:
         return f"{self.order.name}-{self.manifest.digest()[:12]}"
 
     @property
+    def sender(self) -> str:
+        """Its folder in the inbox."""
+        return sanitize(self.source.parent.name, 40)
+
+    @property
     def cluster(self) -> int:
-        return cluster_of(self.order)
+        assert self.order.cluster is not None, "a monolith is not admitted"
+        return self.order.cluster
 
     @cached_property
     def signature(self) -> bytes | None:
@@ -88,59 +97,67 @@ class Candidate:
         return load_expert(self.files, self.device)
 
     @cached_property
+    def weights(self) -> str:
+        return weights_digest(self.expert.network)
+
+    @cached_property
     def bridge(self) -> Denoiser:
         return self.expert.denoiser(LinearFlow())
 
-    def bridge_of(self, member: Member) -> Denoiser | None:
-        """An expert of the model, ready to be measured; None if it cannot be read."""
-        try:
-            return load_expert(place_of(self.run, member), self.device).denoiser(LinearFlow())
-        except UserError:
-            return None
+    def bridge_of(self, member: Member) -> Denoiser:
+        """An expert of the model, ready to be measured."""
+        return load_expert(place_of(self.run, member), self.device).denoiser(LinearFlow())
 
     @cached_property
     def holdout(self) -> Holdout:
         data = open_reference(self.run, self.version.data, "data")
-        partition = open_reference(self.run, self.version.partition, "partition")
-        return Holdout.of(data, partition)
+        return Holdout.of(data, open_reference(self.run, self.version.partition, "partition"))
 
     @cached_property
     def draws(self) -> Draws:
         return Draws.random(self.holdout.inside(self.cluster), self.seed, "inside")
 
-    def score(self, denoiser: Denoiser) -> dict[Branch, Scores]:
-        """Errors of an expert inside the cluster, at this admission's draws."""
-        return score(denoiser, self.holdout.samples, self.draws, self.device)
+    def score(self, denoiser: Denoiser, draws: Draws | None = None) -> dict[Branch, Tensor]:
+        """Errors of an expert by band of t, at this admission's draws inside the cluster or others."""
+        samples, draws = self.holdout.samples, draws or self.draws
+        return {branch: band_errors(denoiser, samples, draws, branch, self.device) for branch in BRANCHES}
 
     @cached_property
-    def scores(self) -> dict[Branch, Scores]:
+    def scores(self) -> dict[Branch, Tensor]:
         return self.score(self.bridge)
 
     @cached_property
-    def unit(self) -> dict[Branch, Scores]:
+    def unit(self) -> dict[Branch, Tensor]:
         """The Gaussian's errors at the same draws."""
         return self.score(self.holdout.gaussian(self.cluster))
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A value that must not be above its limit or, where that is a `minimum`, not below it."""
+    """A value that must not be above its limit."""
 
     name: str
     value: float
     limit: float
-    minimum: bool = False
 
     @property
     def used(self) -> float:
-        """The fraction of what is allowed that is used: more than 1, or NaN, is refused."""
-        over, under = (self.limit, self.value) if self.minimum else (self.value, self.limit)
-        return over / max(under, TINY)
+        """The fraction of the limit that is used: more than 1, or NaN, is refused."""
+        return self.value / max(self.limit, TINY)
 
-    def to_json(self) -> dict[str, float]:
-        """Rounded, and without infinity and NaN, which JSON does not have."""
-        row = {"value": self.value, "limit": self.limit, "used": self.used}
-        return {name: round(value, 5) if abs(value) < 1 / TINY else 1 / TINY for name, value in row.items()}
+
+def weights_digest(network: nn.Module) -> str:
+    """The digest of an expert's tensors by name, whatever else is in their file: this is the expert's identity."""
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(f"{name} {list(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().float().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def ratio(errors: Tensor, unit: Tensor) -> float:
+    """The mean over t of errors by band, as a ratio to those of a Gaussian."""
+    return float(errors @ WEIGHTS) / max(float(unit @ WEIGHTS), TINY)
 
 
 @contextmanager
@@ -164,17 +181,22 @@ def check_refused_before(c: Candidate) -> None:
 
 def check_signature(c: Candidate) -> None:
     """An expert that no key in allowed_signers has signed, where a signature is required."""
-    if c.signature is not None and c.signers is not None:
-        c.contributor = signer_of(c.manifest, c.signature, c.signers)
+    c.contributor = signer_of(c.manifest, c.signature, c.signers)
     if c.contributor is None and not c.unsigned_ok:
         wrong = "it is not signed" if c.signature is None else "no key in allowed_signers has made its signature"
         raise Refused(f"stays in quarantine, {wrong}; --unsigned-ok admits it all the same")
 
 
-def check_quota(c: Candidate) -> None:
-    """A sender of more than their number of contributions or bytes; the rest is left in the inbox."""
-    if c.quota is not None:
-        c.accounts = c.quota.charge(c.contributor, c.source, c.manifest)
+def check_number(c: Candidate) -> None:
+    """More than so many contributions of one sender; the rest is left in the inbox."""
+    if c.checked is None:
+        return
+    if c.checked[c.sender] >= c.limits.contributions:
+        raise LeftInInbox(
+            f"{c.source}: left in the inbox, {c.sender} had {c.checked[c.sender]} checked or refused; remove settled "
+            f"ones from {c.run}/{FOLDER}, or raise --max-per-contributor"
+        )
+    c.checked[c.sender] += 1
 
 
 def check_files(c: Candidate) -> None:
@@ -197,39 +219,33 @@ def check_the_metrics(c: Candidate) -> None:
     check_metrics((c.files / METRICS).read_bytes(), c.order, c.limits)
 
 
-def check_copies(c: Candidate) -> None:
-    """The weights of an admitted expert under another card."""
-    weights = c.manifest.files[WEIGHTS]
-    for member in c.version.experts:
-        try:
-            there = find(place_of(c.run, member))
-        except UserError:  # damaged
-            continue
-        if there is not None and there.manifest.files.get(WEIGHTS) == weights:
-            raise Refused(f"is a copy, its weights {weights.sha256[:12]} are those of {member.name}")
-
-
 def check_weights(c: Candidate) -> None:
     """Weights whose header does not fit the architecture, that are not float32, or not finite, also in bfloat16."""
     with as_refusal(str(c.files)):
         c.expert  # noqa: B018, loading checks them
 
 
+def check_copies(c: Candidate) -> None:
+    """The tensors of an admitted expert in another file, or under another card."""
+    for member in c.version.experts:
+        if member.weights == c.weights:
+            raise Refused(f"is a copy, its weights {c.weights[:12]} are those of {member.name}")
+
+
 def check_holdout_error(c: Candidate) -> Iterator[Measurement]:
     """An error on the holdout, with the condition or without it, that is too large."""
     for branch in BRANCHES:
-        ratio = c.scores[branch].mean / max(c.unit[branch].mean, TINY)
-        yield Measurement(f"holdout error {branch}", ratio, c.order.acceptance.max_ratio_to_gaussian)
+        limit = c.order.acceptance.max_ratio_to_gaussian
+        yield Measurement(f"holdout error {branch}, by a Gaussian's,", ratio(c.scores[branch], c.unit[branch]), limit)
 
 
 def check_bands(c: Candidate) -> Iterator[Measurement]:
     """Garbage in a part of the time axis, with the condition or without it."""
     limit = c.limits.band * c.order.acceptance.max_ratio_to_gaussian
     for branch in BRANCHES:
-        # near data x0's error, t^2 times a velocity's, is compared with the Gaussian's of the band above
-        bands = c.unit[branch].bands
-        units = (bands[1] * EDGES[2] ** 2, *bands[1:])
-        for (low, high), error, unit in zip(pairwise(EDGES), c.scores[branch].bands, units, strict=True):
+        units = c.unit[branch].tolist()
+        units[0] = units[1]  # near data errors of x0 are compared with those of the band above
+        for (low, high), error, unit in zip(pairwise(EDGES), c.scores[branch].tolist(), units, strict=True):
             yield Measurement(f"error for t from {low:g} to {high:g} {branch}", error / max(unit, TINY), limit)
 
 
@@ -238,38 +254,41 @@ def check_outside(c: Candidate) -> Iterator[Measurement]:
     rows = c.holdout.outside(c.cluster)
     if len(rows) == 0:
         return
+    draws = Draws.random(rows, c.seed, "outside", FEWER_DRAWS)
+    found, unit = c.score(c.bridge, draws), c.score(c.holdout.gaussian(c.cluster), draws)
     limit = c.limits.outside * c.order.acceptance.max_ratio_to_gaussian
-    draws = Draws.random(rows, c.seed, "outside", NEIGHBOR_PAIRS, 64)
-    denoisers = (c.bridge, c.holdout.gaussian(c.cluster))
-    found, unit = (score(denoiser, c.holdout.samples, draws, c.device) for denoiser in denoisers)
     for branch in BRANCHES:
-        ratio = found[branch].mean / max(unit[branch].mean, TINY)
-        yield Measurement(f"error outside its cluster {branch}", ratio, limit)
+        yield Measurement(f"error outside its cluster {branch}", ratio(found[branch], unit[branch]), limit)
 
 
 def check_neighbors(c: Candidate) -> Iterator[Measurement]:
     """An expert of a neighboring cluster: it predicts as that one does, or fits that cluster better than its own."""
     t, samples = c.limits, c.holdout.samples
-    own = c.scores[CONDITIONAL].mean / max(c.unit[CONDITIONAL].mean, TINY)
-    here = Draws.random(c.holdout.inside(c.cluster), c.seed, "own", NEIGHBOR_PAIRS, 0)
-    for cluster in c.holdout.neighbors(c.cluster):
-        member = c.active.get(cluster)
-        neighbor = None if member is None else c.bridge_of(member)
-        if member is None or neighbor is None:
+    here = Draws.random(c.holdout.inside(c.cluster), c.seed, "own", FEWER_DRAWS)
+    own = ratio(c.scores[CONDITIONAL], c.unit[CONDITIONAL])
+
+    def error(denoiser: Denoiser, draws: Draws) -> float:
+        return max(float(band_errors(denoiser, samples, draws, device=c.device) @ WEIGHTS), TINY)
+
+    for cluster, member in [(k, c.active[k]) for k in c.holdout.neighbors(c.cluster) if k in c.active]:
+        try:
+            neighbor = c.bridge_of(member)
+        except UserError:  # damaged, so there is nothing to compare with
             continue
-        difference, mine, theirs = compare(c.bridge, neighbor, samples, here, c.device)
+        mine, theirs = error(c.bridge, here), error(neighbor, here)
         if own < t.undertrained and not begun_alike(c, member):
-            ratio = difference / theirs
-            yield Measurement(f"difference from the expert of cluster {cluster}", ratio, t.difference, minimum=True)
-        there = Draws.random(c.holdout.inside(cluster), c.seed, "neighbor", NEIGHBOR_PAIRS, 0)
-        denoisers = (c.bridge, neighbor, c.holdout.gaussian(cluster))
-        ours, best, unit = (errors(one, samples, there, device=c.device).mean().item() for one in denoisers)
+            apart = difference(c.bridge, neighbor, samples, here, c.device)
+            yield Measurement(
+                f"likeness to the expert of cluster {cluster}", theirs / max(apart, TINY), 1 / t.difference
+            )
+        there = Draws.random(c.holdout.inside(cluster), c.seed, "neighbor", FEWER_DRAWS)
+        ours, best, unit = (error(one, there) for one in (c.bridge, neighbor, c.holdout.gaussian(cluster)))
         # Refused if all three hold: much better there than at home, as good there as its expert, and no better at home
         # than that one. Each may happen to an honest expert: a cluster can be easier than another for every expert.
         # Worse than a Gaussian there, it is undertrained.
-        elsewhere = ours / unit / min(1.0, t.neighbor_ratio * own)
-        unlike = max(elsewhere, ours / (t.neighbor_as_good * best), t.neighbor_better * theirs / mine)
-        yield Measurement(f"unlikeness to an expert of cluster {cluster}", unlike, 1.0, minimum=True)
+        better_there = min(1.0, t.neighbor_ratio * own) * unit / ours
+        suits = min(better_there, t.neighbor_as_good * best / ours, mine / (t.neighbor_better * theirs))
+        yield Measurement(f"suitability for cluster {cluster} instead of its own", suits, 1.0)
 
 
 def begun_alike(c: Candidate, member: Member) -> bool:
@@ -291,50 +310,30 @@ def check_samples(c: Candidate) -> Iterator[Measurement]:
         yield Measurement(f"distance of samples {where} from the data", distance, limit)
 
 
-@dataclass(frozen=True)
-class Check:
-    """One defence: its name, its function, and the fields of AdmissionThresholds, or of the order, that it applies.
-
-    `unit` and `advice` go into the message of a refusal.
-    """
-
-    name: str
-    run: Callable[[Candidate], Iterable[Measurement] | None]
-    limits: tuple[str, ...] = ()
-    unit: str = ""
-    advice: str = ""
-
-    def refusal(self, found: Measurement) -> str:
-        bound = f"at {'least' if found.minimum else 'most'} {found.limit:.4g} is allowed"
-        return f"refused, its {found.name} is {found.value:.4g}{self.unit}, {bound}{self.advice}"
-
-
-GAUSSIANS = " times a Gaussian's"
-CHECKS = (
-    Check("refused before", check_refused_before),
-    Check("signature", check_signature),
-    Check("quota", check_quota, ("contributions", "contributed_bytes")),
-    Check("files", check_files, ("card_bytes", "metrics_bytes", "header_bytes")),
-    Check("card", check_the_card, ("text_length",)),
-    Check("metrics", check_the_metrics, ("metrics_lines",)),
-    Check("copies", check_copies),
-    Check("weights", check_weights),
-    Check("holdout error", check_holdout_error, ("max_ratio_to_gaussian",), GAUSSIANS, "; train it longer"),
-    Check("bands of t", check_bands, ("band",), GAUSSIANS),
-    Check("outside", check_outside, ("outside",), GAUSSIANS),
-    Check(
-        "neighbors",
-        check_neighbors,
-        ("difference", "undertrained", "neighbor_ratio", "neighbor_as_good", "neighbor_better"),
-    ),
-    Check("samples", check_samples, ("sample_distance",)),
+Check = Callable[[Candidate], Iterable[Measurement] | None]
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("refused before", check_refused_before),
+    ("signature", check_signature),
+    ("number", check_number),
+    ("files", check_files),
+    ("card", check_the_card),
+    ("metrics", check_the_metrics),
+    ("weights", check_weights),
+    ("copies", check_copies),
+    ("holdout error", check_holdout_error),
+    ("bands of t", check_bands),
+    ("outside", check_outside),
+    ("neighbors", check_neighbors),
+    ("samples", check_samples),
 )
 
 
-def run_checks(candidate: Candidate, checks: Iterable[Check] = CHECKS) -> None:
-    """Run the checks in order until one refuses the candidate. What was measured is kept either way."""
-    for check in checks:
-        for found in check.run(candidate) or ():
-            candidate.measured.setdefault(check.name, {})[found.name] = found.to_json()
+def run_checks(candidate: Candidate, checks: Iterable[tuple[str, Check]] = CHECKS) -> None:
+    """Run the checks in order until one refuses the candidate; keeps the fraction of every limit that is used."""
+    for name, check in checks:
+        for found in check(candidate) or ():
+            used = candidate.measured.setdefault(name, {})
+            used[found.name] = found.used if found.used <= 1 / TINY else 1 / TINY  # JSON has no NaN
             if not found.used <= 1:
-                raise Refused(check.refusal(found))
+                bound = f"is {found.value:.4g}, at most {found.limit:.4g} is allowed"
+                raise Refused(f"refused, its {found.name} {bound}; docs/trust.md explains the checks")

@@ -2,8 +2,8 @@
 
 There are two measurements. The recorded validation loss is taken at fixed times and noise, so that anyone who has the
 data can repeat it. The judged errors are taken at rows, times and noise that follow from a seed made for one admission,
-which are unknown before. They are taken with the condition and without it, up to t = 1 and in every band of t by
-itself: an expert that is good on average may return garbage where few times lie.
+which are unknown before. They are taken with the condition and without it, and equally often in every band of t, the
+last of which is t = 1: an expert that is good on average may return garbage where few times lie.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ..diffusion import (
     Kind,
     LinearFlow,
     Prediction,
-    combine,
     fixed_times,
     noisy,
     per_sample,
@@ -41,14 +40,12 @@ from ..training.seeds import generator, seed_from
 
 MOST_ROWS = 2000  # of the holdout, inside the cluster and outside it
 MOST_TRAINING_ROWS = 20_000  # that a Gaussian is fitted to
-PAIRS = 2048  # (sample, t, noise) that count for the mean
-EDGE_PAIRS = 256  # more near data, and as many near noise
-AT_NOISE = 32  # of the latter, at t = 1 itself
-NEIGHBOR_PAIRS = 512  # outside the cluster, or compared with a neighbor
+DRAWS = 320  # (sample, t, noise) in each band of t
+FEWER_DRAWS = 80  # outside the cluster, or compared with a neighbor
 BATCH = 256
-NEAR_DATA, NEAR_NOISE = 0.03, 0.975
-# edges of the bands of t; the first is measured as an error of x0, since a velocity's is divided by t there
-EDGES = (0.001, NEAR_DATA, 0.25, 0.5, 0.75, 0.9, NEAR_NOISE, 1.0)
+EDGES = (0.001, 0.03, 0.25, 0.5, 0.75, 0.9, 0.975, 1.0, 1.0)  # of the bands of t
+# of the bands in the mean over t; the first does not count, since a velocity's error is one of x0 divided by t^2
+WEIGHTS = torch.tensor([0.0, *(high - low for low, high in pairwise(EDGES[1:]))], dtype=torch.float64) / 0.97
 
 Branch = Literal["with the condition", "without it"]
 BRANCHES: tuple[Branch, Branch] = ("with the condition", "without it")
@@ -69,9 +66,8 @@ class Holdout:
     def of(data: Artifact, partition: Artifact) -> Holdout:
         index = Index.of(data)
         cluster = clusters_of(index, partition)
-        samples = LatentDataset.of(data)
         rows, train = (torch.from_numpy(index.rows(split)) for split in ("holdout", "train"))
-        return Holdout(samples, rows, cluster[rows], train, cluster[train])
+        return Holdout(LatentDataset.of(data), rows, cluster[rows], train, cluster[train])
 
     def inside(self, cluster: int) -> Tensor:
         """Rows of a cluster, at most MOST_ROWS of them, the same each time."""
@@ -107,11 +103,6 @@ def some_of(rows: Tensor, most: int, *key: str | int) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator(*key))[:most].sort().values]
 
 
-def cluster_of(order: Order) -> int:
-    assert order.cluster is not None, "a monolith has no cluster to be measured on"
-    return order.cluster
-
-
 @dataclass(frozen=True)
 class Draws:
     """(sample, t, noise) to measure at.
@@ -119,38 +110,29 @@ class Draws:
     rows       int64 [n], samples
     t          float64 [n]
     caption    float64 [n] in [0, 1), which of a sample's captions
-    in_mean    bool [n], whether it counts for the mean; the bands count all
     seed       of the noise
     """
 
     rows: Tensor
     t: Tensor
     caption: Tensor
-    in_mean: Tensor
     seed: int
 
     @staticmethod
-    def random(rows: Tensor, seed: int, what: str, pairs: int = PAIRS, edge: int = EDGE_PAIRS) -> Draws:
-        """`pairs` stratified times, which count for the mean, and `edge` more near data and near noise each."""
-        numbers = generator(seed, what)
-        uniform, low, high = torch.rand(pairs + 2 * edge, generator=numbers, dtype=torch.float64).split(
-            [pairs, edge, edge]
-        )
-        strata = (torch.arange(pairs) + uniform) / pairs
-        near_noise = NEAR_NOISE + (1.0 - NEAR_NOISE) * high
-        near_noise[:AT_NOISE] = 1.0
-        near_data = EDGES[0] + (NEAR_DATA - EDGES[0]) * low
-        t = torch.cat([NEAR_DATA + (1.0 - NEAR_DATA) * strata, near_data, near_noise])
-        chosen = rows[torch.randint(len(rows), (len(t),), generator=numbers)]
-        caption = torch.rand(len(t), generator=numbers, dtype=torch.float64)
-        return Draws(chosen, t, caption, torch.arange(len(t)) < pairs, seed)
+    def random(rows: Tensor, seed: int, what: str, each: int = DRAWS) -> Draws:
+        """`each` stratified times in every band of t, band by band."""
+        numbers, edges = generator(seed, what), torch.tensor(EDGES, dtype=torch.float64)
+        count = each * len(WEIGHTS)
+        chosen = rows[torch.randint(len(rows), (count,), generator=numbers)]
+        uniform, caption = torch.rand(2, count, generator=numbers, dtype=torch.float64)
+        strata = (torch.arange(each) + uniform.view(-1, each)) / each
+        return Draws(chosen, (edges[:-1, None] + edges.diff()[:, None] * strata).flatten(), caption, seed)
 
     @staticmethod
     def fixed(rows: Tensor, times: int) -> Draws:
         """Every row at the same `times` times, with its first caption and the same noise each time."""
         chosen, number = torch.cartesian_prod(rows, torch.arange(times)).T
-        first = torch.zeros(len(chosen), dtype=torch.float64)
-        return Draws(chosen, fixed_times(times)[number], first, first == 0, seed_from("holdout"))
+        return Draws(chosen, fixed_times(times)[number], torch.zeros(len(chosen)), seed_from("holdout"))
 
     def batches(
         self, samples: LatentDataset, branch: Branch, device: str
@@ -169,66 +151,47 @@ class Draws:
 def errors(
     denoiser: Denoiser, samples: LatentDataset, draws: Draws, branch: Branch = BRANCHES[0], device: str = "cpu"
 ) -> Tensor:
-    """The velocity error of each draw, float32 [n]."""
+    """The velocity error of each draw, float64 [n]."""
     batches = draws.batches(samples, branch, device)
-    return torch.cat([velocity_error(denoiser, *batch).float().cpu() for batch in batches])
+    return torch.cat([velocity_error(denoiser, *batch).double().cpu() for batch in batches])
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Errors of one branch: the mean, and that of every band of t; the first band's is an error of x0."""
-
-    mean: float
-    bands: tuple[float, ...]
-
-    @staticmethod
-    def of(error: Tensor, draws: Draws) -> Scores:
-        x0_error = error * draws.t.float().square()  # x0 = x - t v on the linear path
-        bands = []
-        for number, (low, high) in enumerate(pairwise(EDGES)):
-            within = (draws.t >= low) & ((draws.t < high) | (high == 1.0))
-            bands.append(float((x0_error if number == 0 else error)[within].mean()))
-        return Scores(float(error[draws.in_mean].mean()), tuple(bands))
-
-
-def score(denoiser: Denoiser, samples: LatentDataset, draws: Draws, device: str = "cpu") -> dict[Branch, Scores]:
-    """Both branches of an expert on the same draws."""
-    return {branch: Scores.of(errors(denoiser, samples, draws, branch, device), draws) for branch in BRANCHES}
+def band_errors(
+    denoiser: Denoiser, samples: LatentDataset, draws: Draws, branch: Branch = BRANCHES[0], device: str = "cpu"
+) -> Tensor:
+    """The mean error in each band of t, float64 [bands]. In the first it is that of x0, as a velocity's at EDGES[2]."""
+    bands = errors(denoiser, samples, draws, branch, device).view(len(WEIGHTS), -1)
+    bands[0] *= (draws.t[: bands.shape[1]] / EDGES[2]).square()
+    return bands.mean(1)
 
 
 @torch.no_grad()
-def compare(
-    one: Denoiser, other: Denoiser, samples: LatentDataset, draws: Draws, device: str = "cpu"
-) -> tuple[float, float, float]:
-    """Mean squared difference of two experts' velocities with the condition, and the error of the one and the other.
+def difference(one: Denoiser, other: Denoiser, samples: LatentDataset, draws: Draws, device: str = "cpu") -> float:
+    """Mean squared difference of two experts' velocities with the condition, over t.
 
     Experts that were trained apart differ even where they are equally good; a copy disturbed a little does not.
     """
-    total = torch.zeros(3, dtype=torch.float64)
+    found = []
     for x0, eps, t, condition in draws.batches(samples, BRANCHES[0], device):
         x = noisy(LinearFlow(), x0, eps, t)
-        mine, theirs = (denoiser(x, t, condition).value for denoiser in (one, other))
-        target = combine(Kind.VELOCITY, LinearFlow(), t, x0, eps).value
-        pairs = ((mine, theirs), (mine, target), (theirs, target))
-        total += torch.stack([squared_error(*pair).sum().double().cpu() for pair in pairs])
-    difference, ours, others = (total / len(draws.t)).tolist()
-    return difference, ours, others
+        found.append(squared_error(*(denoiser(x, t, condition).value for denoiser in (one, other))).double().cpu())
+    return float(torch.cat(found).view(len(WEIGHTS), -1).mean(1) @ WEIGHTS)
 
 
 def validation_loss(expert: Expert, order: Order, holdout: Holdout, device: str = "cpu") -> ValidationLoss:
     """The recorded validation loss: inside and outside the expert's cluster, and that of its cluster's Gaussian."""
-    cluster, samples = cluster_of(order), holdout.samples
-    bridge = expert.denoiser(LinearFlow())
+    assert order.cluster is not None, "a monolith has no cluster to be measured on"
+    bridge, gaussian = expert.denoiser(LinearFlow()), holdout.gaussian(order.cluster)
 
     def mean(denoiser: Denoiser, rows: Tensor) -> float:
         draws = Draws.fixed(rows, order.acceptance.times)
-        return errors(denoiser, samples, draws, device=device).double().mean().item()
+        return float(errors(denoiser, holdout.samples, draws, device=device).mean())
 
-    inside, outside = holdout.inside(cluster), holdout.outside(cluster)
+    inside, outside = holdout.inside(order.cluster), holdout.outside(order.cluster)
     return ValidationLoss(
         inside=mean(bridge, inside),
         outside=mean(bridge, outside) if len(outside) else None,
-        gaussian=mean(holdout.gaussian(cluster), inside),
+        gaussian=mean(gaussian, inside),
     )
 
 

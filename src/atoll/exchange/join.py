@@ -8,10 +8,11 @@ FOLDER/
 from __future__ import annotations
 
 import secrets
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,7 +30,6 @@ from ..artifacts import (
     write_atomic,
 )
 from ..artifacts.signing import fingerprint
-from ..artifacts.store import cache_folder
 from ..islands.expert import KIND
 from ..islands.order import Order
 from ..islands.train import shards_of, train
@@ -37,17 +37,18 @@ from ..models.accounting import account
 from ..models.text_encoders import is_here
 from ..training.compute import best_device
 from ..training.loop import Progress, Watch
-from ..training.memory import fits, this_machine
+from ..training.memory import Machine, fits, this_machine
 from ..training.resources import Resources
 from .card_checks import largest_files
 from .inbox import INBOX
 from .leases import HOLDER, Lease, LeaseFile, Leases
-from .published import ORGANIZERS, PublishedOrder, check_order, open_card
+from .published import CARD, ORGANIZERS, PublishedOrder, check_order, find_card
 from .signed import SIGNATURE, sign_contribution
 from .thresholds import AdmissionThresholds
 
 JOINED = "joined.json"
 RENEWALS = 4  # of a lease while it is valid
+NONE_FREE = "no order is free that fits this machine; name one with --order to train it anyway"
 
 
 class Joined(BaseModel):
@@ -65,11 +66,11 @@ class Joined(BaseModel):
 class Offer:
     """An order, its lease, and the hours it takes on this machine; None: it does not fit."""
 
-    order: PublishedOrder
+    listed: PublishedOrder
+    order: Order
     lease: Lease | None
     free: bool
     hours: float | None
-    parameters: int
 
 
 @dataclass(frozen=True)
@@ -93,25 +94,40 @@ class Joining:
     joined: Joined = field(init=False)
 
     def __post_init__(self) -> None:
-        with storage_errors(self.place.url):
-            self.card = open_card(self.place)
-            self.leases = Leases(self.place, self.card.lease_seconds, self.card.leases_per_key)
-            self.names = [order.lease for order in self.card.orders]
+        with self.errors():
+            card = find_card(self.place)
+            if card is None:
+                raise UserError(f"{self.place}: nothing is published here (no {CARD}); check the URL")
+            self.card, self.leases = card, Leases(self.place, card.lease_seconds)
             self.joined = self.read_joined()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """One line where the place cannot be reached, or does not allow something."""
+        try:
+            with storage_errors(self.place.url):
+                yield
+        except PermissionError as error:
+            if self.place.is_local or error.filename is not None:
+                raise
+            raise UserError(
+                f"{self.place}: these credentials may not do that ({sanitize(str(error), 120)}); ask the organizer "
+                f"for a user that may write to {INBOX}/{fingerprint(self.key) if self.key else '<key>'}"
+            ) from error
 
     def read_joined(self) -> Joined:
         """The state of this folder, or a new one; nothing is written yet."""
-        holder = secrets.token_hex(8) if self.key is None else fingerprint(self.key)
         organizers = self.organizers()
         try:
             found = Joined.model_validate_json((self.folder / JOINED).read_bytes())
         except FileNotFoundError:
+            holder = secrets.token_hex(8) if self.key is None else fingerprint(self.key)
             return Joined(url=self.place.url, holder=holder, organizers=organizers)
         except ValidationError as error:
             raise UserError(f"{self.folder / JOINED}: cannot be read; use another --out") from error
         if found.url != self.place.url:
             raise UserError(f"{self.folder}: was begun for {found.url}; use another --out")
-        if self.key is not None and found.holder != holder:
+        if self.key is not None and found.holder != fingerprint(self.key):
             raise UserError(f"--key {self.key}: {self.folder} was begun with another key; use that one")
         if found.organizers != organizers:
             raise UserError(f"{self.place}/{ORGANIZERS}: has changed since this order was taken; ask the organizer why")
@@ -139,85 +155,74 @@ class Joining:
         """Every order; `dry` by this machine's clock, since reading the store's writes a file."""
         leases: dict[str, Lease] = {}
         if not self.card.read_only:
-            leases = self.leases.current(self.names, time.time() if dry else self.leases.now())
+            now = time.time() if dry else self.leases.now()
+            leases = self.leases.current([listed.lease for listed in self.card.orders], now)
         found = []
         for listed in self.card.orders:
             order, lease = self.order_of(listed), leases.get(listed.lease)
-            mine = lease is not None and lease.is_of(self.joined.holder)
             done = lease is not None and lease.file is not None and lease.file.done
-            free = lease is None or mine or not (done or lease.held(self.card.lease_seconds))
-            found.append(Offer(listed, lease, free, self.hours(order), account(order.architecture).parameters))
+            mine = lease is not None and lease.is_of(self.joined.holder)
+            free = lease is None or (not done and (mine or not lease.held(self.card.lease_seconds)))
+            found.append(Offer(listed, order, lease, free, self.hours(order)))
         return found
+
+    @cached_property
+    def machine(self) -> Machine:
+        return this_machine(best_device(self.device), self.memory)
 
     def hours(self, order: Order) -> float | None:
         """How long an order takes here; None if it does not fit."""
-        cost, training = account(order.architecture), order.training
-        possible = fits(cost, this_machine(best_device(self.device), self.memory), training.batch)
-        return training.images / possible[0].images_per_s / 3600 if possible else None
+        possible = fits(account(order.architecture), self.machine, order.training.batch)
+        return order.training.images / possible[0].images_per_s / 3600 if possible else None
 
-    def settled(self, wanted: str | None) -> PublishedOrder | None:
-        """The order begun in this folder, or the `wanted` one; None where any will do."""
-        begun = self.joined.order
-        if begun is None and wanted is None:
-            return None
-        for listed in self.card.orders:
-            if begun == listed.digest or (begun is None and listed.order == wanted):
-                return listed
-        if begun is not None:
-            raise UserError(f"{self.folder}: its order is not published any more; use another --out")
-        names = ", ".join(listed.order for listed in self.card.orders[:40])
-        raise UserError(f"--order {wanted}: no such order; there are {names}")
-
-    def inviting(self, offers: Sequence[Offer]) -> list[PublishedOrder]:
-        """Orders that are free and fit, those of clusters without an active expert first."""
-        return [o.order for o in sorted(offers, key=lambda o: o.order.served) if o.free and o.hours is not None]
-
-    def choose(self, wanted: str | None) -> PublishedOrder:
-        """The order that is settled, or the first inviting one whose lease can be taken."""
-        if (settled := self.settled(wanted)) is not None:
-            return settled
-        for listed in self.inviting(self.offers()):
-            if self.card.read_only or self.leases.take(listed.lease, self.joined.holder, self.names) is not None:
-                return listed
-        raise UserError(
-            f"{self.place}: no order is free that fits this machine; name one with --order to train it all the same"
-        )
+    def candidates(self, offers: Sequence[Offer], wanted: str | None) -> list[Offer]:
+        """The order begun in this folder, or the `wanted` one; else those that are free and fit, the best first."""
+        if (begun := self.joined.order) is not None:
+            found = [offer for offer in offers if offer.listed.digest == begun]
+            gone = f"{self.folder}: its order is not published any more; use another --out"
+        elif wanted is not None:
+            found = [offer for offer in offers if offer.listed.order == wanted]
+            names = ", ".join(offer.listed.order for offer in offers[:40])
+            gone = f"--order {wanted}: no such order; there are {names}"
+        else:
+            found = [offer for offer in offers if offer.free and offer.hours is not None]
+            gone = f"{self.place}: {NONE_FREE}"
+        if not found:
+            raise UserError(gone)
+        return sorted(found, key=lambda offer: offer.listed.served)  # clusters without an active expert first
 
     def run(self, wanted: str | None = None, watch: Watch | None = None) -> Sent:
         """Everything, or what is left of it."""
-        try:
-            with storage_errors(self.place.url):
-                return self.take_part(wanted, watch)
-        except PermissionError as error:
-            if self.place.is_local or error.filename is not None:
-                raise
-            raise UserError(
-                f"{self.place}: these credentials may not do that ({sanitize(str(error), 120)}); ask the organizer "
-                f"for a user that may write to {INBOX}/{self.joined.holder}"
-            ) from error
+        with self.errors():
+            offer, lease = self.take(wanted)
+            order, out = offer.order, self.folder / "expert"
+            self.write_joined(order=offer.listed.digest)
+            self.fetch(order, offer.listed)
+            renewal = LeaseRenewal(self.leases, lease, watch, self.say)
+            resources = Resources(self.device, self.memory)
+            expert = train(f"{self.place}/{offer.listed.path}", out, resources=resources, watch=renewal)
+            if expert is None:
+                raise UserError("join: runs as one process; use `atoll train` under torchrun and send the folder")
+            if self.key is not None:
+                sign_contribution(out, self.key)
+            if self.card.read_only:
+                return Sent(expert, None)
+            sent = self.send(order, expert)
+            renewal.write(order.training.images, order.training.images, 0.0, done=True)
+            return Sent(expert, sent)
 
-    def take_part(self, wanted: str | None, watch: Watch | None) -> Sent:
-        listed = self.choose(wanted)
-        order = self.order_of(listed)
-        self.write_joined(order=listed.digest)
-        self.fetch(order, listed)
-        lease = None
-        if not self.card.read_only and find(self.folder / "expert") is None:
-            lease = self.leases.take(listed.lease, self.joined.holder, self.names)
-            if lease is None:
-                self.say(f"order {listed.order} is leased by another key; training anyway, both experts are evaluated")
-        renewal = LeaseRenewal(self.leases, lease, watch, self.say)
-        resources = Resources(self.device, self.memory)
-        expert = train(f"{self.place}/{listed.path}", self.folder / "expert", resources=resources, watch=renewal)
-        if expert is None:
-            raise UserError("join: runs as one process; use `atoll train` under torchrun and send the folder by hand")
-        if self.key is not None:
-            sign_contribution(self.folder / "expert", self.key)
-        if self.card.read_only:
-            return Sent(expert, None)
-        sent = self.send(order, expert)
-        renewal.write(order.training.images, order.training.images, 0.0, done=True)
-        return Sent(expert, sent)
+    def take(self, wanted: str | None) -> tuple[Offer, Lease | None]:
+        """The order to train, and its lease; None where there are no leases, or all is done."""
+        offers = self.candidates(self.offers(), wanted)
+        if self.card.read_only or find(self.folder / "expert") is not None:
+            return offers[0], None
+        for offer in offers:
+            if (lease := self.leases.take(offer.listed.lease, self.joined.holder)) is not None:
+                return offer, lease
+        if wanted is None and self.joined.order is None:  # others were faster
+            raise UserError(f"{self.place}: {NONE_FREE}")
+        self.say(f"order {offers[0].listed.order} is leased by another key; training anyway, both are evaluated")
+        return offers[0], None
 
     def fetch(self, order: Order, listed: PublishedOrder) -> None:
         """Get the shards, no more bytes than the card says, and check what the order only names."""
@@ -226,16 +231,9 @@ class Joining:
             size = sum(entry.bytes for entry in init.manifest.files.values())
             if size > sum(largest_files(order.architecture, AdmissionThresholds()).values()):
                 raise UserError(f"{init.store}: is larger than its network; ask the organizer")
-        if not self.place.is_local:
-            left, cache = listed.bytes, cache_folder()
-            there = next(place for place in (cache, *cache.absolute().parents) if place.exists())
-            if left > (free := shutil.disk_usage(there).free):
-                raise UserError(
-                    f"order {listed.order}: its data is {left:,} bytes and {cache} has {free:,} left; "
-                    "set ATOLL_CACHE to a folder with more space"
-                )
-            for ref in order.shards:
-                left -= self.place.download(ref.path, ref.sha256, left).stat().st_size
+        left = listed.bytes
+        for ref in () if self.place.is_local else order.shards:
+            left -= self.place.download(ref.path, ref.sha256, left).stat().st_size
         check_text_encoder(order, self.place)
 
     def send(self, order: Order, expert: Artifact) -> Store:

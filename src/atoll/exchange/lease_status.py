@@ -8,8 +8,8 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
-from ..artifacts import MANIFEST, Store
-from .inbox import INBOX
+from ..artifacts import Store
+from .inbox import INBOX, inbox_of
 from .leases import Lease, LeaseFile, Leases
 from .published import PublishedCard
 
@@ -19,7 +19,7 @@ class OrderStatus:
     """One published order. `received` counts contributions, None where the inbox may not be read."""
 
     order: str
-    state: str  # free, taken, expired, sent, or over its key's limit
+    state: str  # free, taken, expired or sent
     lease: LeaseFile | None
     received: int | None
 
@@ -31,8 +31,11 @@ class OrderStatus:
 
 def lease_status(place: Store, card: PublishedCard) -> list[OrderStatus]:
     """Every order, from its lease and from the inbox."""
-    received = received_by_order(place)
-    leases = Leases(place, card.lease_seconds, card.leases_per_key)
+    try:
+        received = Counter(folder.name.rpartition("-")[0] for folder in inbox_of(place.child(INBOX)))
+    except PermissionError:
+        received = None
+    leases = Leases(place, card.lease_seconds)
     current = {} if card.read_only else leases.current([order.lease for order in card.orders], leases.now())
     rows = []
     for order in card.orders:
@@ -46,29 +49,17 @@ def lease_status(place: Store, card: PublishedCard) -> list[OrderStatus]:
 def state_of(lease: Lease, file: LeaseFile, seconds: float) -> str:
     if file.done:
         return "sent"
-    if lease.over_limit:
-        return "over its key's limit"
     return "taken" if lease.held(seconds) else "expired"
-
-
-def received_by_order(place: Store) -> Counter[str] | None:
-    """How many finished contributions lie in the inbox, by the order their folder is named after."""
-    inbox = place.child(INBOX)
-    try:
-        folders = [inbox.child(sender, name) for sender in inbox.children() for name in inbox.child(sender).children()]
-        return Counter(folder.name.rpartition("-")[0] for folder in folders if folder.exists(MANIFEST))
-    except PermissionError:
-        return None
 
 
 def names_by_key(signers: bytes) -> dict[str, str]:
     """Names of an allowed_signers file by the short name of their key, which leases and inboxes use."""
     names = {}
     for line in signers.decode(errors="replace").splitlines():
-        parts = line.split()
-        for blob in (part for part in parts[1:] if part.startswith("AAAA")):
+        name, *parts = line.split() or [""]
+        for blob in (part for part in parts if part.startswith("AAAA")):
             try:
-                names[hashlib.sha256(base64.b64decode(blob)).hexdigest()[:16]] = parts[0]
+                names[hashlib.sha256(base64.b64decode(blob)).hexdigest()[:16]] = name
             except (binascii.Error, ValueError):
                 continue
     return names

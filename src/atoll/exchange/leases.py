@@ -6,17 +6,15 @@ holder renews it by writing it again. Its age is the difference of two of the st
 file that was just written, so no other clock counts.
 
 A lease saves double work. It is no lock: an expert that was made without one, or after it was lost, is admitted like
-any other. One key may hold so many at a time. More can be written, but the others ignore them: of a key's leases the
-first ones by name are valid, and those over the limit may be taken over.
+any other.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +22,7 @@ from ..artifacts import Store, UserError
 
 FOLDER = "leases"
 CLOCK = "clock"
-FILE_NAME = re.compile(r"^([0-9]{6})\.json$")
+FILE_NAME = re.compile(r"^([0-9]{6,9})\.json$")
 HOLDER = r"^[0-9a-f]{16}$"
 MOST_BYTES = 4096
 
@@ -56,10 +54,9 @@ class Lease:
     epoch: int
     file: LeaseFile | None  # None: the file is no lease
     age: float
-    over_limit: bool = False  # its holder has as many as one may without it
 
     def held(self, seconds: float) -> bool:
-        return self.file is not None and not self.file.done and self.age < seconds and not self.over_limit
+        return self.file is not None and not self.file.done and self.age < seconds
 
     def is_of(self, holder: str) -> bool:
         return self.file is not None and self.file.holder == holder
@@ -71,16 +68,15 @@ class Leases:
 
     store: Store
     seconds: float
-    most: int  # that one key may hold at a time
 
     def newest(self, order: str, now: float) -> Lease | None:
         """The newest epoch of an order's lease; None where there is none."""
-        epoch, name = self.newest_epoch(order), f"{FOLDER}/{order}"
+        folder, epoch = self.store.child(FOLDER, order), self.newest_epoch(order)
         if epoch == 0:
             return None
         try:
-            content = self.store.read(f"{name}/{epoch:06d}.json", MOST_BYTES)
-            written = self.store.modified(f"{name}/{epoch:06d}.json")
+            content = folder.read(f"{epoch:06d}.json", MOST_BYTES)
+            written = folder.modified(f"{epoch:06d}.json")
         except FileNotFoundError:
             return None
         try:
@@ -94,31 +90,17 @@ class Leases:
         names = self.store.child(FOLDER, order).children()
         return max((int(found[1]) for name in names if (found := FILE_NAME.match(name)) is not None), default=0)
 
-    def current(self, orders: Sequence[str], now: float) -> dict[str, Lease]:
-        """The newest lease of each order that has one; those over their key's limit are marked."""
-        found = {order: lease for order in orders if (lease := self.newest(order, now)) is not None}
-        holding: Counter[str] = Counter()
-        for order, lease in sorted(found.items()):
-            if lease.file is not None and lease.held(self.seconds):
-                holding[lease.file.holder] += 1
-                if holding[lease.file.holder] > self.most:
-                    found[order] = replace(lease, over_limit=True)
-        return found
+    def current(self, orders: Iterable[str], now: float) -> dict[str, Lease]:
+        """The newest lease of each order that has one."""
+        return {order: lease for order in orders if (lease := self.newest(order, now)) is not None}
 
-    def take(self, order: str, holder: str, others: Sequence[str] = ()) -> Lease | None:
-        """Take an order's lease, or find one's own; None if another key has it. `others` are all orders there are."""
-        leases = self.current(sorted({order, *others}), self.now())
-        lease = leases.get(order)
+    def take(self, order: str, holder: str) -> Lease | None:
+        """Take an order's lease, or find one's own; None if another key has it, or this key has done the order."""
+        lease = self.newest(order, self.now())
         if lease is not None and lease.held(self.seconds):
             return lease if lease.is_of(holder) else None
         if lease is not None and lease.file is not None and lease.file.done and lease.is_of(holder):
-            return None  # done already, by this key
-        held = [o for o, other in leases.items() if o != order and other.held(self.seconds) and other.is_of(holder)]
-        if len(held) >= self.most:
-            raise UserError(
-                f"this key holds {len(held)} leases already ({held[0]}, ...), and {self.most} are allowed "
-                "at a time; finish one, or wait until it expires"
-            )
+            return None
         epoch, file = 1 if lease is None else lease.epoch + 1, LeaseFile(holder=holder)
         created = self.store.child(FOLDER, order).create(f"{epoch:06d}.json", file.to_bytes())
         return Lease(order, epoch, file, 0.0) if created else None

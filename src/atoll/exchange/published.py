@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,14 @@ CARD = "published.json"
 ORGANIZERS = "organizers"
 MOST_CARD = 16 * 2**20
 LEASE_SECONDS = 3600.0
-SAVE_SECONDS = 5.0  # between two cards while files are uploaded
-MOST_LEASES = 2
 
 
 class PublishedOrder(Reference):
-    """One order: where it lies, its digest, and what a contributor wants to know before reading it."""
+    """One order: where it lies, its digest, and what the order itself does not know."""
 
     order: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="its name, such as 03")
-    cluster: int = Field(ge=0)
-    images: int = Field(gt=0)
-    objective: str = Field(max_length=200)
     bytes: int = Field(ge=0, description="of its shards")
-    served: bool = Field(description="whether an expert serves its cluster already")
+    served: bool = Field(description="whether its cluster has an active expert already")
 
     @property
     def lease(self) -> str:
@@ -51,17 +45,11 @@ class PublishedCard(BaseModel):
     """published.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    schema_version: int = Field(1, ge=1, le=1)
-    model: str = Field(max_length=200, description="the name of the run")
-    version: int = Field(ge=1)
-    clusters: int = Field(gt=0)
-    license: str | None = Field(None, max_length=2000)
     orders: tuple[PublishedOrder, ...] = Field(max_length=65_536)
-    files: dict[str, str] = Field({}, description="sha256 of everything that was published, by path")
+    files: dict[str, str] = Field(description="sha256 of everything else that is published, by path")
     read_only: bool = False
     signed: bool = Field(False, description="whether an organizer's key signed every order, and lies beside")
     lease_seconds: float = Field(LEASE_SECONDS, gt=0, le=30 * 86400)
-    leases_per_key: int = Field(MOST_LEASES, ge=1, le=1000)
 
 
 def publish(
@@ -71,75 +59,73 @@ def publish(
     key: str | Path | None = None,
     read_only: bool = False,
     lease_seconds: float = LEASE_SECONDS,
-    leases_per_key: int = MOST_LEASES,
     progress: Progress = silent,
 ) -> PublishedCard:
     """Put a run's open orders where contributors can read them; again to add what is new.
 
-    The card keeps the digests of the files that are there, so a publication that was stopped resumes.
+    The card that names the files is written before they are uploaded, and those that name the orders after, so that a
+    publication that was stopped resumes with what is missing, and what an order names is always there.
     """
     version = open_ensemble(run)
     if not read_only:
         place.check_creates()
-    orders = dict(open_orders(run, version))
+    orders = open_orders(run, version)
     if not orders:
         raise UserError(f"{run}: has no orders to publish; make some with `atoll plan`")
-    earlier = find_card(place)
-    if earlier is not None and earlier.signed and key is None:
+    earlier = find_card(place) or PublishedCard(orders=(), files={})
+    if earlier.signed and key is None:
         raise UserError(f"{place}: its orders are signed, and contributors insist on it; sign again with --key")
-    if key is not None:
-        place.write(ORGANIZERS, allowed_line("organizer", key))
-    card = PublishedCard(
-        model=run.name,
-        version=version.version,
-        clusters=version.clusters,
-        license=next(iter(orders.values())).license,
-        orders=() if earlier is None else earlier.orders,
-        files={} if earlier is None else earlier.files,
-        read_only=read_only,
-        signed=key is not None,
-        lease_seconds=lease_seconds,
-        leases_per_key=leases_per_key,
-    )
-    references = [order.init for order in orders.values() if order.init is not None]
-    inits = {reference.path: Artifact.open(place_of(run, reference)).manifest for reference in references}
+    references = {order.init.path: order.init for order in orders.values() if order.init is not None}
+    inits = {path: Artifact.open(place_of(run, reference)).manifest for path, reference in references.items()}
     files = {ref.path: ref.sha256 for order in orders.values() for ref in order.shards}
     for folder, manifest in inits.items():
         files |= {f"{folder}/{name}": entry.sha256 for name, entry in manifest.files.items()}
     if reserved := folders_of([*files, *orders]) & {INBOX, LEASES}:
         raise UserError(f"{run}: contributors may write to folders called {reserved.pop()}; use another name")
-    card = upload(run, place, card, files, progress)
+    if key is not None:
+        place.write(ORGANIZERS, allowed_line("organizer", key))
+    card = PublishedCard(
+        orders=earlier.orders,
+        files=earlier.files | files,
+        read_only=read_only,
+        signed=key is not None,
+        lease_seconds=lease_seconds,
+    )
+    upload(run, place, files, earlier.files, card, progress)
     for folder, manifest in inits.items():
         place.write(f"{folder}/{MANIFEST}", manifest.to_bytes())
     for path, order in orders.items():
         place.write(path, order.to_bytes())
         if key is not None:
             place.write(f"{path}.sig", sign(order_statement(order), key))
-    listed = tuple(published_order(run, version, path, order) for path, order in orders.items())
-    return write_card(place, card.model_copy(update={"orders": listed}))  # last: what it names is there
+    active = {member.cluster for member in version.serving}
+    listed = tuple(
+        PublishedOrder(
+            path=path,
+            digest=order.digest(),
+            order=order.name,
+            bytes=sum(local_copy(run, ref.path, ref.sha256).stat().st_size for ref in order.shards),
+            served=order.cluster in active,
+        )
+        for path, order in orders.items()
+    )
+    return write_card(place, card.model_copy(update={"orders": listed}))
 
 
-def upload(run: Store, place: Store, card: PublishedCard, files: dict[str, str], progress: Progress) -> PublishedCard:
-    """Upload the files (sha256 by path) that are not there, and keep the card of what is there up to date."""
+def upload(
+    run: Store, place: Store, files: dict[str, str], known: dict[str, str], card: PublishedCard, progress: Progress
+) -> None:
+    """Upload the files (sha256 by path) that are missing or differ from what the place's card has `known`."""
     folders = {path.rpartition("/")[0] for path in files}
-    found = {f"{folder}/{name}" for folder in folders for name in place.child(folder).children()}
-    known = {
-        path: digest
-        for path, digest in card.files.items()
-        if path not in files or (path in found and files[path] == digest)
-    }
-    write_card(place, card.model_copy(update={"files": known}))  # a file that is replaced is not listed meanwhile
-    saved = time.monotonic()
-    for done, path in enumerate(sorted(files)):
-        progress("publishing", done, len(files))
-        if path not in known:
-            place.upload(local_copy(run, path, files[path]), path)
-            known[path] = files[path]
-        if time.monotonic() - saved > SAVE_SECONDS:
-            write_card(place, card.model_copy(update={"files": known}))
-            saved = time.monotonic()
-    progress("publishing", len(files), len(files))
-    return write_card(place, card.model_copy(update={"files": known}))
+    there = {f"{folder}/{name}" for folder in folders for name in place.child(folder).children()}
+    different = sorted(path for path in there & files.keys() if known.get(path) != files[path])
+    todo = [*different, *sorted(files.keys() - there)]
+    for done, path in enumerate(todo):
+        if done == len(different):
+            write_card(place, card)  # from here on a file that is there is the one that is named
+        progress("publishing", done, len(todo))
+        place.upload(local_copy(run, path, files[path]), path)
+    progress("publishing", len(todo), len(todo))
 
 
 def write_card(place: Store, card: PublishedCard) -> PublishedCard:
@@ -147,22 +133,8 @@ def write_card(place: Store, card: PublishedCard) -> PublishedCard:
     return card
 
 
-def published_order(run: Store, version: Version, path: str, order: Order) -> PublishedOrder:
-    assert order.cluster is not None
-    return PublishedOrder(
-        path=path,
-        digest=order.digest(),
-        order=order.name,
-        cluster=order.cluster,
-        images=order.training.images,
-        objective=f"{order.objective.kind} on {order.objective.schedule.name}",
-        bytes=sum(local_copy(run, ref.path, ref.sha256).stat().st_size for ref in order.shards),
-        served=order.cluster in {member.cluster for member in version.serving},
-    )
-
-
-def open_orders(run: Store, version: Version) -> Iterator[tuple[str, Order]]:
-    """The newest order of every cluster, with its path in the run."""
+def open_orders(run: Store, version: Version) -> dict[str, Order]:
+    """The newest order of every cluster, by its path in the run."""
     checks = Checks(run)
     newest: dict[int, tuple[str, Order]] = {}
     for reference in version.orders:
@@ -172,7 +144,7 @@ def open_orders(run: Store, version: Version) -> Iterator[tuple[str, Order]]:
             order, _ = read_order(artifact.file(name))
             if order.cluster is not None:
                 newest[order.cluster] = (f"{reference.path}/{name}", order)
-    yield from (newest[cluster] for cluster in sorted(newest))
+    return dict(newest[cluster] for cluster in sorted(newest))
 
 
 def order_statement(order: Order) -> bytes:
@@ -193,13 +165,6 @@ def find_card(place: Store) -> PublishedCard | None:
         return PublishedCard.model_validate_json(data)
     except ValidationError as error:
         raise UserError(f"{place}/{CARD}: cannot be read ({explain(error)}); ask the organizer") from error
-
-
-def open_card(place: Store) -> PublishedCard:
-    card = find_card(place)
-    if card is None:
-        raise UserError(f"{place}: nothing is published here (no {CARD}); check the URL")
-    return card
 
 
 def check_order(place: Store, listed: PublishedOrder, organizers: bytes | None) -> Order:

@@ -2,8 +2,8 @@
 
 RUN/quarantine/03-1f2e3d4c5b6a/
   contribution/   the files the manifest lists, as they were when they were read
-  reasons.json    why it was refused; an accepted one leaves the quarantine. Of one whose signature was not accepted
-                  this is all: nothing of it is copied
+  reasons.json    why it was refused; an accepted one leaves the quarantine. Where the signature was not accepted this
+                  is all: nothing is copied
   sheet.png       its samples, if the checks came that far
 
 Only regular files are read, never through a link, and never more bytes than the order allows. Other files in the
@@ -30,7 +30,7 @@ FOLDER = "quarantine"
 CONTRIBUTION = "contribution"
 REASONS = "reasons.json"
 SHEET = "sheet.png"
-MOST_MANIFEST = MOST_REASONS = CHUNK = 2**20
+MIB = 2**20
 # what opening something that is not a regular file may raise
 NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.EINVAL})
 
@@ -39,17 +39,46 @@ class Refused(UserError):
     """A contribution that is not admitted; the message is the reason."""
 
 
+@contextmanager
+def opened(source: Store, name: str, most: int) -> Iterator[BinaryIO]:
+    """A regular file of a contribution, of which at most `most` bytes will be read: no link, pipe, device or folder."""
+    if not source.is_local:
+        with source.opened(name, most) as stream:
+            yield stream
+        return
+    try:
+        handle = os.open(source.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise UserError(f"{source}: is no folder; give the folder of an expert") from error
+    except OSError as error:
+        if error.errno in NOT_A_FILE:
+            raise Refused(f"{name} is a link or no regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Refused(f"{name} is no regular file")
+    with os.fdopen(handle, "rb") as stream:
+        yield stream
+
+
+def read_bounded(source: Store, name: str, most: int) -> bytes | None:
+    """A small file, or its first `most` + 1 bytes; None where it is missing."""
+    try:
+        with opened(source, name, most + 1) as stream:
+            return stream.read(most + 1)
+    except FileNotFoundError:
+        return None
+
+
 def read_manifest(source: Store) -> Manifest:
     """The manifest of a contribution, if it is a regular file of a reasonable size."""
-    try:
-        with opened(source, MANIFEST, MOST_MANIFEST + 1) as stream:
-            data = stream.read(MOST_MANIFEST + 1)
-    except FileNotFoundError as error:
+    data = read_bounded(source, MANIFEST, MIB)
+    if data is None:
         raise UserError(
             f"{source}: holds no finished expert artifact (no {MANIFEST}); check the path, or wait until it is sent"
-        ) from error
-    if len(data) > MOST_MANIFEST:
-        raise Refused(f"its {MANIFEST} is larger than {MOST_MANIFEST:,} bytes")
+        )
+    if len(data) > MIB:
+        raise Refused(f"its {MANIFEST} is larger than {MIB:,} bytes")
     try:
         manifest = Manifest.parse(data, f"{source}/{MANIFEST}")
         manifest.digest()
@@ -70,9 +99,7 @@ def quarantined(run: Store, name: str) -> Iterator[Path]:
 
 
 def local_folder(run: Store, name: str) -> Path:
-    if run.is_local:
-        return run.path / FOLDER / name
-    return working_folder(run.child(FOLDER)) / name
+    return run.path / FOLDER / name if run.is_local else working_folder(run.child(FOLDER)) / name
 
 
 def copy_contribution(source: Store, manifest: Manifest, target: Path, most: Mapping[str, int]) -> None:
@@ -81,50 +108,21 @@ def copy_contribution(source: Store, manifest: Manifest, target: Path, most: Map
     for name, entry in manifest.files.items():
         if entry.bytes > most[name]:
             raise Refused(f"{name} is listed with {entry.bytes:,} bytes, its order allows {most[name]:,}")
-        digest = copy_bounded(source, name, target / name, entry.bytes)
-        if digest != entry.sha256:
-            raise Refused(f"{name} is corrupt, its sha256 is {digest[:12]} but the manifest says {entry.sha256[:12]}")
+        digest, left = hashlib.sha256(), entry.bytes + 1
+        try:
+            with opened(source, name, left) as stream, (target / name).open("xb") as copy:
+                while part := stream.read(min(MIB, left)):
+                    digest.update(part)
+                    copy.write(part)
+                    left -= len(part)
+        except FileNotFoundError as error:
+            raise Refused(f"{name} is missing, though the manifest lists it") from error
+        if left != 1:
+            more = "more" if left == 0 else "fewer"
+            raise Refused(f"{name} is corrupt, it has {more} bytes than the {entry.bytes:,} the manifest says")
+        if (found := digest.hexdigest()) != entry.sha256:
+            raise Refused(f"{name} is corrupt, its sha256 is {found[:12]} but the manifest says {entry.sha256[:12]}")
     write_atomic(target / MANIFEST, manifest.to_bytes())
-
-
-def copy_bounded(source: Store, name: str, target: Path, size: int) -> str:
-    """Copy a file of exactly this size; the sha256 of the bytes that were written."""
-    digest, seen = hashlib.sha256(), 0
-    try:
-        with opened(source, name, size + 1) as stream, target.open("xb") as copy:
-            while seen <= size and (part := stream.read(min(CHUNK, size + 1 - seen))):
-                digest.update(part)
-                copy.write(part)
-                seen += len(part)
-    except FileNotFoundError as error:
-        raise Refused(f"{name} is missing, though the manifest lists it") from error
-    if seen != size:
-        more = "more" if seen > size else "fewer"
-        raise Refused(f"{name} is corrupt, it has {more} bytes than the {size:,} the manifest says")
-    return digest.hexdigest()
-
-
-@contextmanager
-def opened(source: Store, name: str, most: int) -> Iterator[BinaryIO]:
-    """A regular file of a contribution, to be read: no link, pipe, device or folder."""
-    if not source.is_local:
-        with source.opened(name, most) as stream:
-            yield stream
-        return
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        handle = os.open(source.path / name, flags)
-    except NotADirectoryError as error:
-        raise UserError(f"{source}: is no folder; give the folder of an expert") from error
-    except OSError as error:
-        if error.errno in NOT_A_FILE:
-            raise Refused(f"{name} is a link or no regular file") from error
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise Refused(f"{name} is no regular file")
-    with os.fdopen(handle, "rb") as stream:
-        yield stream
 
 
 def leave(run: Store, name: str) -> None:
@@ -146,7 +144,7 @@ def write_reasons(run: Store, name: str, reasons: Mapping[str, Any]) -> None:
 def read_reasons(run: Store, name: str) -> dict[str, Any]:
     """Why a contribution was refused before; empty if it was not, or the file is unreadable."""
     try:
-        found = json.loads(run.child(FOLDER, name).read(REASONS, MOST_REASONS))
+        found = json.loads(run.child(FOLDER, name).read(REASONS, MIB))
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

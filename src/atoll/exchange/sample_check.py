@@ -62,33 +62,33 @@ def sample_both(run: Store, expert: Expert, cluster: int, holdout: Holdout, seed
     rows = torch.cat([half[torch.randint(len(half), (HALF,), generator=numbers)] for half in halves])
     prompts = holdout.samples.condition(rows, torch.rand(IMAGES, generator=numbers, dtype=torch.float64))
     seeds = [seed_from(seed, "image", i) for i in range(IMAGES)]
-    guidance = GUIDANCE if expert.card.architecture.condition != "none" else 1.0
+    strength = GUIDANCE if expert.card.architecture.condition != "none" else 1.0
 
-    def sample(denoiser: Denoiser, condition: Condition, guidance: float, count: int) -> Tensor:
+    def sample(denoiser: Denoiser, count: int, condition: Condition = prompts, guidance: float = strength) -> Tensor:
         how = Sampling(steps=STEPS, solver=SOLVER, guidance=guidance)
         return generate(denoiser, shape, seeds[:count], condition[slice(0, count)], how, device=device).float().cpu()
 
     candidate = expert.denoiser(LinearFlow())
-    alone = sample(candidate, prompts, guidance, HALF)
-    real = real_latents(holdout, holdout.training_rows(cluster))
+    alone = sample(candidate, HALF)
+    training = holdout.training_rows(cluster)
+    real = real_latents(holdout, training)
     gaussian = nearest(holdout.gaussian(cluster).draw(HALF, numbers), real)
     images = {
-        f"real, cluster {cluster}": real_latents(holdout, holdout.training_rows(cluster), COLUMNS).unflatten(1, shape),
+        f"real, cluster {cluster}": real_latents(holdout, training, COLUMNS).unflatten(1, shape),
         f"the candidate alone, prompts of cluster {cluster}": alone,
-        "the candidate alone, no prompt": sample(candidate, prompts.null(), 1.0, HALF),
+        "the candidate alone, no prompt": sample(candidate, HALF, prompts.null(), 1.0),
     }
     try:
         model = load_ensemble(run, placement=Placement((torch.device(device),)))
     except UserError:  # it has no router yet, or no expert
         return SampleCheck((nearest(alone, real),), None, gaussian, images)
     before = model.mixture(parse_route(model.version.route))
-    after = with_candidate(before, model, cluster, candidate)
-    with_it, without = (sample(mixture, prompts, guidance, IMAGES) for mixture in (after, before))
-    for title, latents in (("with it", with_it), ("as it is", without)):
-        rows = torch.cat([latents[:COLUMNS], latents[HALF : HALF + COLUMNS]])
-        images[f"the model {title}: first row cluster {cluster}, second row others"] = rows
-    near = torch.cat([real, real_latents(holdout, holdout.train)])
-    distances = [tuple(nearest(half, near) for half in latents.split(HALF)) for latents in (with_it, without)]
+    near, distances = torch.cat([real, real_latents(holdout, holdout.train)]), []
+    for title, mixture in (("with it", with_candidate(before, model, cluster, candidate)), ("as it is", before)):
+        latents = sample(mixture, IMAGES)
+        shown = torch.cat([latents[:COLUMNS], latents[HALF : HALF + COLUMNS]])
+        images[f"the model {title}: first row cluster {cluster}, second row others"] = shown
+        distances.append(tuple(nearest(half, near) for half in latents.split(HALF)))
     return SampleCheck(distances[0], distances[1], gaussian, images)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..artifacts import Artifact, Manifest, Store, UserError
 from ..artifacts.signing import MOST_SIGNATURE, sign, signer, statement
 from ..islands.expert import KIND
-from .quarantine import opened
+from .quarantine import read_bounded
 
 SIGNATURE = "manifest.json.sig"
 SIGNERS = "allowed_signers"  # of the run, and only there: it is never published
@@ -30,11 +30,7 @@ def sign_contribution(folder: Path, key: str | Path) -> None:
 
 
 def read_signature(source: Store) -> bytes | None:
-    try:
-        with opened(source, SIGNATURE, MOST_SIGNATURE + 1) as stream:
-            return stream.read(MOST_SIGNATURE + 1)
-    except FileNotFoundError:
-        return None
+    return read_bounded(source, SIGNATURE, MOST_SIGNATURE)
 
 
 def read_signers(run: Store, given: str | Path | None) -> bytes | None:
@@ -50,6 +46,8 @@ def read_signers(run: Store, given: str | Path | None) -> bytes | None:
         return None
 
 
-def signer_of(manifest: Manifest, signature: bytes, signers: bytes) -> str | None:
-    """The name in the organizer's list of who signed a contribution; None if it is not listed."""
+def signer_of(manifest: Manifest, signature: bytes | None, signers: bytes | None) -> str | None:
+    """The name in the organizer's list of who signed a contribution; None if unsigned, or the key is not listed."""
+    if signature is None or signers is None:
+        return None
     return signer(contribution_statement(manifest), signature, signers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..training.loop import REPORTS
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class AdmissionThresholds:
     metrics_lines: int = 64 * REPORTS
     header_bytes: int = 2 * MIB  # of the weights' file, beyond the weights
     text_length: int = 400  # characters of a contributor's own origin and license
-    # what one sender may have checked out of an inbox
-    contributions: int = 8
-    contributed_bytes: int = 64 * GIB
+    contributions: int = 8  # of one sender in an inbox that are checked, those in quarantine included
     # errors
     band: float = 3.0  # of a band of t, as a multiple of the mean's limit
     outside: float = 10.0  # outside the cluster, of which nothing was learned, as a multiple of the mean's limit

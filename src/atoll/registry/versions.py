@@ -60,6 +60,7 @@ class ValidationLoss(BaseModel):
 class Member(Reference):
     """An admitted expert. All that were ever admitted stay; of those of a cluster one serves, or none."""
 
+    weights: str = Field(pattern=DIGEST, description="digest of its tensors, whatever else is in their file")
     cluster: int = Field(ge=0, lt=MOST_CLUSTERS)
     order: str = Field(pattern=DIGEST, description="digest of the order it was trained for")
     objective: str = Field(max_length=200, description="for people: such as epsilon on cosine-vp")

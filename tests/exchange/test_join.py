@@ -266,6 +266,14 @@ def test_several_may_work_on_one_order_and_an_expired_lease_costs_nothing(publis
     assert second.expert.digest == third.expert.digest, "the same order on the same kind of machine"
 
 
+def test_a_damaged_order_keeps_nobody_from_another(published: Path, tmp_path: Path) -> None:
+    (published / "orders" / "01.json").write_text("{")
+    joining = Joining(Store.at(published), tmp_path / "mine", device="cpu")
+    assert [offer.listed.order for offer in joining.candidates("00")] == ["00"]
+    with pytest.raises(UserError, match=r"01\.json: not a valid order"):
+        joining.candidates(None)
+
+
 def test_without_leases_the_folder_is_left_to_be_sent(planned: Path, tmp_path: Path) -> None:
     publish(Store.at(planned), Store.at(tmp_path / "public"), read_only=True)
     sent = Joining(Store.at(tmp_path / "public"), tmp_path / "mine", device="cpu").run("01")

@@ -49,7 +49,7 @@ def join(
     if dry_run:
         return print_plan(joining, order)
     if joining.joined.order is None:
-        print_offers(joining.offers())
+        print_offers(joining.offers(joining.card.orders))
     with progress() as display:
         sent = joining.run(order, display.training())
     name = f"expert {sent.expert.digest[:12]}"
@@ -58,9 +58,8 @@ def join(
 
 def print_plan(joining: Joining, wanted: str | None) -> None:
     """What would be done, by the current leases and this machine's clock."""
-    offers = joining.offers(dry=True)
-    print_offers(offers)
-    begun, chosen = joining.joined.order is not None, joining.candidates(offers, wanted)[0]
+    print_offers(joining.offers(joining.card.orders, dry=True))
+    begun, chosen = joining.joined.order is not None, joining.candidates(wanted, dry=True)[0]
     signed = "unsigned" if joining.key is None else f"signed with {joining.key} as {joining.joined.holder}"
     sent = "leave it there to be sent by hand" if joining.card.read_only else "send it"
     taken = "" if begun or chosen.free else ", which is taken"

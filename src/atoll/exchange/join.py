@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,14 +151,14 @@ class Joining:
         known = self.joined.organizers
         return check_order(self.place, listed, None if known is None else known.encode())
 
-    def offers(self, dry: bool = False) -> list[Offer]:
-        """Every order; `dry` by this machine's clock, since reading the store's writes a file."""
+    def offers(self, orders: Iterable[PublishedOrder], dry: bool = False) -> list[Offer]:
+        """These orders as they are now; `dry` by this machine's clock, since reading the store's writes a file."""
         leases: dict[str, Lease] = {}
         if not self.card.read_only:
             now = time.time() if dry else self.leases.now()
-            leases = self.leases.current([listed.lease for listed in self.card.orders], now)
+            leases = self.leases.current([listed.lease for listed in orders], now)
         found = []
-        for listed in self.card.orders:
+        for listed in orders:
             order, lease = self.order_of(listed), leases.get(listed.lease)
             done = lease is not None and lease.file is not None and lease.file.done
             mine = lease is not None and lease.is_of(self.joined.holder)
@@ -175,21 +175,21 @@ class Joining:
         possible = fits(account(order.architecture), self.machine, order.training.batch)
         return order.training.images / possible[0].images_per_s / 3600 if possible else None
 
-    def candidates(self, offers: Sequence[Offer], wanted: str | None) -> list[Offer]:
+    def candidates(self, wanted: str | None, dry: bool = False) -> list[Offer]:
         """The order begun in this folder, or the `wanted` one; else those that are free and fit, the best first."""
-        if (begun := self.joined.order) is not None:
-            found = [offer for offer in offers if offer.listed.digest == begun]
-            gone = f"{self.folder}: its order is not published any more; use another --out"
-        elif wanted is not None:
-            found = [offer for offer in offers if offer.listed.order == wanted]
-            names = ", ".join(offer.listed.order for offer in offers[:40])
-            gone = f"--order {wanted}: no such order; there are {names}"
-        else:
-            found = [offer for offer in offers if offer.free and offer.hours is not None]
-            gone = f"{self.place}: {NONE_FREE}"
-        if not found:
-            raise UserError(gone)
-        return sorted(found, key=lambda offer: offer.listed.served)  # clusters without an active expert first
+        begun, orders = self.joined.order, self.card.orders
+        if begun is None and wanted is None:
+            found = [offer for offer in self.offers(orders, dry) if offer.free and offer.hours is not None]
+            if not found:
+                raise UserError(f"{self.place}: {NONE_FREE}")
+            return sorted(found, key=lambda offer: offer.listed.served)  # clusters without an active expert first
+        settled = [listed for listed in orders if begun == listed.digest or (begun is None and listed.order == wanted)]
+        if not settled and begun is not None:
+            raise UserError(f"{self.folder}: its order is not published any more; use another --out")
+        if not settled:
+            names = ", ".join(listed.order for listed in orders[:40])
+            raise UserError(f"--order {wanted}: no such order; there are {names}")
+        return self.offers(settled, dry)
 
     def run(self, wanted: str | None = None, watch: Watch | None = None) -> Sent:
         """Everything, or what is left of it."""
@@ -213,7 +213,7 @@ class Joining:
 
     def take(self, wanted: str | None) -> tuple[Offer, Lease | None]:
         """The order to train, and its lease; None where there are no leases, or all is done."""
-        offers = self.candidates(self.offers(), wanted)
+        offers = self.candidates(wanted)
         if self.card.read_only or find(self.folder / "expert") is not None:
             return offers[0], None
         for offer in offers:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
+from multiprocessing import resource_tracker
 from typing import Any, Self, TypeVar
 
 from .artifacts import UserError
@@ -86,6 +87,7 @@ class Executor:
                 yield index, result
 
     def _submit(self, gpus: float, *task: Any) -> Future[Any]:
+        resource_tracker.ensure_running()  # if it were started with the first worker, it would unblock the signals
         # a new worker has signals blocked until `start_worker`, and a pool is never left half started
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:

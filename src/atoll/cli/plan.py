@@ -70,72 +70,61 @@ def plan(
     flags = {"--objectives": "objectives", "--seed": "training.seed"}
     first_only: dict[str, object] = {option: settings.flags.get(name) for option, name in flags.items()}
     first_only |= {"--islands": islands, "--recipe": recipe_name, "--init": init, "--monolith": monolith}
-    where = None if out is None else Store.at(out)
+    place, where = Store.at(data), None if out is None else Store.at(out)
     changes = again.Changes(settings.over, settings.words, from_scratch)
-    place = Store.at(data)
-    artifact = find(place)
     if reissue:
         refuse(first_only | {"--onto": onto, "--grown-by": grown_by, "--partition": partition}, "--reissue")
+        artifact = find(place)
         run = place if artifact is None or artifact.manifest.kind != "data" else place.parent
         run.check_creates()
         before = find_ensemble(run)
         orders, version = again.reissue(run, reissue, where, changes)
-    else:
-        origin, run = Artifact.open(place, "data"), place.parent
-        cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
-        check_plan(run, origin, cut)  # before anything is written
-        before = find_ensemble(run)
-    if onto is not None and not reissue:
+        return print_orders(orders, version, before, launch, url, package)
+    origin, run = Artifact.open(place, "data"), place.parent
+    cut = Artifact.open(partition, "partition") if partition else partition_of(origin)
+    check_plan(run, origin, cut)  # before anything is written
+    before = find_ensemble(run)
+    if onto is not None:
         refuse(first_only, "--onto")
+        newest, least = Artifact.open(onto, "orders"), grown_by or 0.0
         with progress() as display:
             orders, version = again.reissue_grown(
-                run,
-                origin,
-                cut,
-                Artifact.open(onto, "orders"),
-                where,
-                changes,
-                grown_by=grown_by or 0.0,
-                progress=display,
+                run, origin, cut, newest, where, changes, grown_by=least, progress=display
             )
-    elif not reissue:
-        refuse({"--grown-by": grown_by, "--from-scratch": from_scratch}, "the first orders")
+        return print_orders(orders, version, before, launch, url, package)
+    refuse({"--grown-by": grown_by, "--from-scratch": from_scratch}, "the first orders")
 
-        def changed(name: str) -> PlanConfig:
-            base = recipe(name, origin.config["latent"]["shape"])
-            return rescale_hparams(settings.over(base), base, settings.names)
+    def changed(name: str) -> PlanConfig:
+        base = recipe(name, origin.config["latent"]["shape"])
+        return rescale_hparams(settings.over(base), base, settings.names)
 
-        name = recipe_name or name_for(origin.config, cut.config["clusters"])
-        title = f"recipe {name}: {RECIPES[name].description if name in RECIPES else 'what the demo trains'}"
-        config = changed(name)
-        settings.show(config, title)
-        if monolith:
-            refuse({option: first_only[option] for option in ("--islands", "--init", "--objectives")}, "--monolith")
-            refuse({"--launch": launch}, "--monolith")
-            orders = plan_monolith(origin.store, cut.store, where or run.child("orders-monolith"), config)
-            print_line(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters  {orders.digest[:12]}")
-            return
-        machines = () if islands is None else read_islands(islands)
-        fixed = recipe_name or name == DIGITS or any(setting.startswith("network.") for setting in settings.names)
-        orders = plan_stage(
-            origin.store,
-            cut.store,
-            where or run.child("orders"),
-            config,
-            islands=machines,
-            recipes=None if fixed else changed,
-            explicit=settings.names,
-            init=None if init is None else Artifact.open(init, "expert"),
-        )
-        version = again.accept_orders(run, origin, cut, orders)
-        if not machines:
-            print_line(title)
-    print_orders(orders, version, before)
+    name = recipe_name or name_for(origin.config, cut.config["clusters"])
+    title = f"recipe {name}: {RECIPES[name].description if name in RECIPES else 'what the demo trains'}"
+    config = changed(name)
+    settings.show(config, title)
+    if monolith:
+        refuse({"--islands": islands, "--init": init, "--launch": launch}, "--monolith")
+        refuse({"--objectives": first_only["--objectives"]}, "--monolith")
+        orders = plan_monolith(origin.store, cut.store, where or run.child("orders-monolith"), config)
+        return print_line(f"planned: {orders.store}/{orders.names()[0]}  one order on all clusters")
+    machines = () if islands is None else read_islands(islands)
+    fixed = recipe_name or name == DIGITS or any(setting.startswith("network.") for setting in settings.names)
+    orders = plan_stage(
+        origin.store,
+        cut.store,
+        where or run.child("orders"),
+        config,
+        islands=machines,
+        recipes=None if fixed else changed,
+        explicit=settings.names,
+        init=None if init is None else Artifact.open(init, "expert"),
+    )
+    if not machines:
+        print_line(title)
+    print_orders(orders, again.accept_orders(run, origin, cut, orders), before, launch, url, package)
     if init is not None:
         begun = sum(read_order(f"{orders.store}/{name}")[0].init is not None for name in orders.names())
         print_line(f"{begun} of {len(orders.names())} orders begin from {init}, the others from random weights")
-    if launch is not None:
-        print_line(f"launch files: {write_launch(orders, launch, url, package)}")
 
 
 def partition_of(data: Artifact) -> Artifact:
@@ -152,8 +141,10 @@ def partition_of(data: Artifact) -> Artifact:
     return named[0]
 
 
-def print_orders(orders: Artifact, version: Version, before: Version | None) -> None:
-    """One row per order; with islands, what each is predicted to need."""
+def print_orders(
+    orders: Artifact, version: Version, before: Version | None, launch: str | None, url: str | None, package: str | None
+) -> None:
+    """One row per order; with islands, what each is predicted to need. With `launch`, write launch files, too."""
     there = before is not None and orders.digest in {reference.digest for reference in before.orders}
     state = "already there" if there else "planned"
     print_line(f"{state}: {orders.store}  {len(orders.names())} orders  {orders.digest[:12]}")
@@ -166,6 +157,8 @@ def print_orders(orders: Artifact, version: Version, before: Version | None) -> 
     print_table(headings, rows)
     if jobs:
         print_line("micro: images per forward pass; million: training images")
+    if launch is not None:
+        print_line(f"launch files: {write_launch(orders, launch, url, package)}")
 
 
 def numbers_of(job: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageColor
 
 from atoll.artifacts import Artifact
-from atoll.cli import main
+from atoll.cli import explain_failure, main
 from atoll.evaluation.samples import read_samples
 from atoll.evaluation.sheet import expert_color
 from atoll.sampling import Sampling
@@ -166,18 +166,12 @@ def test_signers_that_are_not_there_are_one_line(
     assert f"--signers {tmp_path}/missing: cannot be read" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "small").mkdir()
-    command = f"mount -t tmpfs -o size=300k none small && {' '.join(ATOLL)} prepare digits --out small/run/data"
-    process = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.stderr.startswith(("unshare:", "mount:")):
-        pytest.skip(f"NOT TESTED HERE, no mount namespaces: {process.stderr}")
-    assert process.returncode == 2, process.stderr
-    assert "disk full" in process.stderr
-    assert process.stderr.count("\n") == 1
+def test_failures_of_the_machine_are_one_line_and_bugs_are_not() -> None:
+    lines = {
+        "/x: permission denied; fix it and run the same command again": PermissionError(13, "Permission denied", "/x"),
+        "/x: disk full while writing": OSError(28, "No space left on device", "/x"),
+        "plan: needs faiss: pip install 'atoll-diffusion[organizer]'": ModuleNotFoundError(name="faiss"),
+    }
+    assert all((explain_failure(error, "plan", []) or "").startswith(line) for line, error in lines.items())
+    assert explain_failure(ModuleNotFoundError(name="another"), "plan", []) is None
+    assert explain_failure(ValueError("a bug"), "plan", []) is None

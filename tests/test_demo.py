@@ -137,7 +137,7 @@ USER_MISTAKES = {
     "prepare digits --out {tmp}/d --set color=red": "color",
     "evaluate {tmp}": "holds no model yet",
     f"sample {{run}} {ONE} --router other": "other",
-    "plan {run}/data --islands {tmp}/islands.toml": "does not exist",
+    "plan {run}/data --islands {tmp}/islands.toml": "not a TOML file",
     "export {run} --to onnx --out {tmp}/x": "'onnx' is not one of",
     "train {run}/orders/00.json {run}/orders/01.json --out {tmp}/e --init x": "--init: has no meaning with several",
 }

@@ -39,6 +39,9 @@ NOT_GIVEN = {
     "atoll prepare photos.sqlite --plugin examples/sqlite_source.py --out runs/photos/data": (
         "needs such a file: tests/test_plugins.py makes one"
     ),
+    "atoll partition runs/photos/data --method brightness --plugin examples/brightness_clustering.py -k 4": (
+        "needs colors: tests/partition/test_methods.py loads it"
+    ),
     "atoll convert DiT-XL-2-256x256.pt --from dit --out imagenet": CHECKPOINT,
     "atoll convert DiT-XL-2-256x256.pt --from dit --order orders/03.json --out start-03": CHECKPOINT,
     "atoll export imagenet --to transformer --out folder": CHECKPOINT,

@@ -78,10 +78,7 @@ def distill(
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompts {path}: not a text file in UTF-8") from error
+    lines = [line.strip() for line in options.read_text("--prompts", path).splitlines()]
     if not any(lines):
         raise UserError(f"--prompts {path}: holds no prompt; write one per line")
     return tuple(line for line in lines if line)

@@ -30,10 +30,10 @@ SETTING_WIDTH = 44
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "missing")  # errors that a misspelled name leads to
 
 
-def local_folder(text: str) -> Path:
-    if "://" in text or Path(text).is_file():
-        raise UserError(f"--out {text}: give a local folder; send the finished one where it belongs")
-    return Path(text)
+def local_folder(place: str | Path) -> Path:  # typer parses defaults, too
+    if "://" in str(place) or Path(place).is_file():
+        raise UserError(f"--out {place}: give a local folder; send the finished one where it belongs")
+    return Path(place)
 
 
 def load(paths: list[str]) -> list[str]:
@@ -42,7 +42,7 @@ def load(paths: list[str]) -> list[str]:
 
 
 def file_option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, exists=True, dir_okay=False, metavar="<file>")
+    return typer.Option(*names, help=help, metavar="<file>")
 
 
 # options of several commands
@@ -243,10 +243,20 @@ def parse_setting(text: str) -> dict[str, Any]:
     return nested(name, parse_value(value))
 
 
+def read_text(option: str, path: Path) -> str:
+    """The text of a file that an option names."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{option} {path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{option} {path}: not a text file in UTF-8 ({error})") from error
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text("--config", path))
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"--config {path}: not valid TOML ({error})") from error
 
 

@@ -1,7 +1,7 @@
 """Size a run to data, machine and hours before anything is done: what to train, and how long each stage takes.
 
-Times are of a reference core of 0.08 TFLOP/s, or of a GPU as its data sheet has it. `pace` is how much longer they take
-here, measured by training the chosen network for a second.
+Times are of a reference core that trains at 0.05 TFLOP/s, or of a GPU as its data sheet has it. `pace` is how much
+longer they take here, measured by training the chosen network for a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, suitable
 from ..training.memory import GIB, Machine, fits
 from .settings import Asked, EvalConfig, RunSettings
 
-CORE_TFLOPS = 0.08
+CORE_TFLOPS = 0.125  # of which training reaches 0.05
 MAX_CLUSTERS, IMAGES_PER_CLUSTER, MIN_PER_CLUSTER = 8, 80, 20  # by default; at least, where -k names them
 FEW_IMAGES = 5_000  # experts of the smallest recipe trained on fewer have been refused by `admit`
 PREPARED_PER_S = {"cpu": 70.0, "cuda": 1500.0, "mps": 300.0}  # images; per core of a CPU (EfficientNet-Lite0, 64 px)

@@ -40,7 +40,7 @@ NOT_GIVEN = {
         "needs such a file: tests/test_plugins.py makes one"
     ),
     "atoll partition runs/photos/data --method brightness --plugin examples/brightness_clustering.py -k 4": (
-        "needs colors: tests/partition/test_methods.py loads it"
+        "needs colors: tests/partition/test_partition.py loads it"
     ),
     "atoll convert DiT-XL-2-256x256.pt --from dit --out imagenet": CHECKPOINT,
     "atoll convert DiT-XL-2-256x256.pt --from dit --order orders/03.json --out start-03": CHECKPOINT,

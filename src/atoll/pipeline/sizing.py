@@ -171,7 +171,7 @@ def allocate_budget(site: Site, asked: Asked, clusters: int, pace: float, compar
     if images <= 0:
         raise UserError(
             f"--hours {hours:g}: is over before {site.images:,} images are prepared and {clusters} experts started "
-            f"and admitted; give more than {used / 3600:.2g}, or a smaller -k or --size"
+            f"and admitted; give more than {used / 3600:.3g}, or a smaller -k or --size"
         )
     sampling = SAMPLE_SHARE * (3600 * hours - used) * rate * site.machine.cores / pace
     samples = int(sampling / sample_cost(EvalConfig(steps=25)))

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -92,7 +93,8 @@ def speed(arguments: argparse.Namespace) -> list[list[object]]:
                     settings = (autoencoder, "efficientnet-lite0", "64", str(arguments.workers))
                     took, _, _ = run(tree, folder, "run.py", str(arguments.source.resolve()), "data", *settings)
                     seconds[tree].append(took)
-                    print(f"{autoencoder} {tree.name} {took:.1f} s", flush=True)
+                    cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    print(f"{autoencoder} {tree.name} {took:.1f} s, {cpu.ru_utime + cpu.ru_stime:.0f} s of CPU so far")
                     if number == 0:
                         made[tree] = tensors(folder / "data")
             if made:

@@ -201,7 +201,7 @@ def test_what_was_chosen_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     source, config = folder(tmp_path / "source", pictures(30)), CONFIG.model_copy(update={"features": None})
     monkeypatch.setattr(stage, "best_extractor", lambda device: "pixels")
     first = prepare(source, tmp_path / "data", config)
-    assert first.config["request"]["batch"] == 8
+    assert first.config["request"]["batch"] == 16
     monkeypatch.setattr(stage, "best_extractor", lambda device: pytest.fail("chosen again"))
     monkeypatch.setattr(stage, "check_device", lambda device: None)
     assert prepare(source, tmp_path / "data", config, device="cuda").digest == first.digest

@@ -23,7 +23,7 @@ class PrepareConfig(BaseModel):
     validation: float = Field(default=0.05, ge=0, lt=1, description="share of the samples an island validates on")
     holdout: float = Field(default=0.05, ge=0, lt=1, description="share no island ever sees")
     batch: int | None = Field(
-        default=None, gt=0, description="images per call of an encoder, part of the last bits; None: 8, on a GPU 256"
+        default=None, gt=0, description="images per call of an encoder, part of the last bits; None: 16, on a GPU 256"
     )
     license: str | None = Field(default=None, description="license of the images, recorded in all that is made of them")
     threads: int = Field(default=1, gt=0, description="CPU threads per worker; part of the result's last bits")

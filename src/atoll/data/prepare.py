@@ -222,7 +222,7 @@ def resolve(
         "smallest": config.smallest or max(1, size // 2),
         "features": config.features or origin.default_features or chosen.get("features") or best_extractor(device),
         # a core works fastest on what its cache holds, a GPU on what fills it
-        "batch": config.batch or chosen.get("batch") or (8 if device == "cpu" else 256),
+        "batch": config.batch or chosen.get("batch") or (16 if device == "cpu" else 256),
     }
     return config.model_copy(update=update)
 

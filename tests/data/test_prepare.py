@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
 
-from atoll.artifacts import Artifact, AtollWarning, UserError, file_lock
+from atoll.artifacts import Artifact, AtollWarning, UserError
 from atoll.cli import main
 from atoll.data import encode
 from atoll.data.config import PrepareConfig
@@ -28,7 +27,6 @@ from atoll.data.sources import Item as Item_
 from atoll.data.space import LatentConfig
 from atoll.executor import Executor
 from atoll.models.autoencoders import Pixels
-from atoll.models.feature_extractors import PixelFeatures
 from atoll.planning.recipes import Network
 from atoll.planning.stage import architecture
 from image_forms import CONFIG, Item, folder, parquet, pictures, samples_of, shuffled, tars
@@ -116,23 +114,6 @@ def test_units_follow_from_the_listing(items: list[Item_], sizes: list[int]) -> 
     found = list(encode.units_of(items))
     assert [len(unit) for unit in found] == sizes
     assert [item for unit in found for item in unit] == items
-
-
-def test_networks_meet_one_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that plans convolutions by shape plans once; the images that fill up a batch leave no trace."""
-    met: set[int] = set()
-
-    class Watched(PixelFeatures):
-        def extract(self, images: Tensor) -> Tensor:
-            met.add(len(images))
-            return super().extract(images)
-
-    monkeypatch.setattr(encode, "load_extractor", lambda name, device: Watched())
-    source = folder(tmp_path / "source", pictures(100))
-    padded = prepare(source, tmp_path / "padded", CONFIG.model_copy(update={"batch": 7}))
-    assert met == {7}
-    single = prepare(source, tmp_path / "single", CONFIG.model_copy(update={"batch": 1}))
-    assert padded.manifest.files == single.manifest.files
 
 
 @pytest.mark.parametrize("wanted", [2, pytest.param(10, marks=pytest.mark.slow)])
@@ -284,24 +265,6 @@ def test_repeats_are_united(tmp_path: Path) -> None:
     chosen = [samples.condition(torch.tensor([row]), torch.tensor([u])) for u in (0.0, 0.49, 0.5, 0.999)]
     tokens = [tuple(c.tokens[0][c.mask[0]].tolist()) for c in chosen]
     assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
-
-
-def test_a_place_that_is_taken_is_refused_before_the_work(tmp_path: Path) -> None:
-    source = folder(tmp_path / "source", pictures(5))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "note.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    for place in ("full", "file"):
-        with pytest.raises(UserError, match="already exists"):
-            prepare(source, tmp_path / place, CONFIG)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "source"]
-
-
-def test_one_at_a_time(tmp_path: Path) -> None:
-    source = folder(tmp_path / "source", pictures(5))
-    with file_lock(tmp_path / ".data.partial"), pytest.raises(UserError, match="another process is working here"):
-        prepare(source, tmp_path / "data", CONFIG)
-    prepare(source, tmp_path / "data", CONFIG)
 
 
 def test_late_samples_are_added_on_top(tmp_path: Path) -> None:

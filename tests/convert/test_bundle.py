@@ -37,3 +37,4 @@ def test_a_second_run_of_the_file_changes_no_class() -> None:
     module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
     assert (module.AtollExpert, module.AtollScheduler, module.pipeline) == before
     assert load(bundle(2)) is module
+    assert module.AtollExpert.forward.__code__.co_filename.endswith("/convert/pipeline.py"), "tracebacks name it"

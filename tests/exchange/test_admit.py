@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atoll.artifacts import Artifact, AtollWarning, Store, finalize
-from atoll.diffusion import LinearFlow, noisy, velocity_error
+from atoll.diffusion import CosineVP, DDPMBetas, Kind, LinearFlow, Objective, noisy, velocity_error
 from atoll.exchange.admission import admit
+from atoll.exchange.card_checks import check_card
 from atoll.exchange.checks import CHECKS
 from atoll.exchange.holdout import EDGES, WEIGHTS, Draws, GaussianDenoiser
 from atoll.exchange.quarantine import Refused
 from atoll.exchange.thresholds import AdmissionThresholds
 from atoll.islands.expert import load_expert
-from atoll.islands.order import Acceptance
+from atoll.islands.initialization import card_for
+from atoll.islands.order import Acceptance, read_order
 from atoll.islands.train import train
 from atoll.registry.changes import register_orders
 from atoll.registry.versions import History, open_ensemble
@@ -42,8 +45,6 @@ def run(planned: Path, tmp_path: Path) -> Path:
 
 def loosened(run: Path, expert: Path, tmp_path: Path, gaussians: float) -> Path:
     """The same expert for the same order with another acceptance rule (tiny experts pass no real one)."""
-    from atoll.islands.order import read_order
-
     order, _ = read_order(run / "orders" / "01.json")
     order = order.model_copy(
         update={"acceptance": order.acceptance.model_copy(update={"max_ratio_to_gaussian": gaussians})}
@@ -160,6 +161,20 @@ def test_loading_an_expert_gives_the_weights_that_were_written(expert: Path) -> 
     network = load_expert(expert).network
     for name, value in load_file(expert / "model.safetensors").items():
         assert torch.equal(network.state_dict()[name], value)
+
+
+def test_an_expert_begun_from_one_of_its_own_may_keep_its_schedule_and_kind(planned: Path, expert: Path) -> None:
+    """`atoll convert --final bridge` and `atoll train --init` make such experts, for orders of velocity."""
+    order, _ = read_order(planned / "orders" / "01.json")
+    order = order.model_copy(update={"objective": Objective(schedule=LinearFlow(), kind=Kind.VELOCITY)})
+    own = card_for(order, None, None).model_copy(update={"kind": Kind.EPSILON, "origin": "a checkpoint"})
+    before = Artifact.open(expert).manifest
+    for schedule, usable in ((CosineVP(), True), (DDPMBetas("linear", steps=5), False)):
+        card = own.model_copy(update={"schedule": schedule})
+        parents = {"order": order.digest(), "init": "1" * 64}
+        manifest = before.model_copy(update={"config": card.model_dump(mode="json"), "parents": parents})
+        with nullcontext() if usable else pytest.raises(Refused, match="no network is trained with"):
+            check_card(card, manifest, order, None, AdmissionThresholds())
 
 
 def test_the_gaussian_is_ideal_for_gaussian_data() -> None:

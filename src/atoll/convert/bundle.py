@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from .. import __version__
 from ..artifacts import sha256_bytes
@@ -67,6 +67,9 @@ class Embedded(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_source(self, fullname):
         return SOURCES[fullname]
+
+    def get_code(self, fullname):  # with a file name, so that tracebacks show lines and torch.compile traces it
+        return compile(SOURCES[fullname], fullname.replace(".", "/") + ".py", "exec", dont_inherit=True)
 
 
 # diffusers runs this file again for every component it loads; the modules of the first time stay the only ones
@@ -186,3 +189,6 @@ class _Text(importlib.abc.InspectLoader):
 
     def get_source(self, fullname: str) -> str:
         return self._code.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._code.text, f"{self._code.name}.py", "exec", dont_inherit=True)

@@ -22,14 +22,14 @@ from .tables import print_line
 PROMPTS = options.file_option("With --from-samples: one prompt per line.")
 
 
-@with_settings(DistillPlan, "start", "truth", "route")
+@with_settings(DistillPlan, "start", "data_weight", "route")
 def distill(
     run: Annotated[str, typer.Argument(help="Run whose experts are the teachers.")],
     *,
     out: options.WorkFolder,
     objective: Annotated[str | None, typer.Option(help="flow, ddpm or v, whatever the teachers have.")] = None,
     settings: Settings,
-    from_samples: Annotated[bool, typer.Option("--from-samples", help="Learn on samples, no data.")] = False,
+    from_samples: Annotated[bool, typer.Option("--from-samples", help="Learn on generated images, no data.")] = False,
     prompts: Annotated[Path | None, PROMPTS] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, noise and sequence.")] = 0,
     device: options.Device = None,
@@ -39,14 +39,14 @@ def distill(
 ) -> None:
     """Train one dense network on the predictions of all experts. Experts may have different objectives.
 
-    For every training sample the student learns the prediction of its own cluster's expert.
+    For every training image the student learns the prediction of its own cluster's expert.
     By default it has the architecture of the largest expert, starts from the best one and sees a quarter of all
     their images. The result is an expert of all clusters: `sample`, `evaluate` and `export` take its folder.
 
     \b
     Examples:
       atoll distill runs/demo --out student
-      atoll distill runs/demo --out student --truth 0.5
+      atoll distill runs/demo --out student --data-weight 0.5
       atoll distill runs/demo --out student --start random --set training.images=96000
       atoll distill runs/demo --out student --objective ddpm --set network.depth=4
       atoll distill runs/demo --out student --from-samples --prompts prompts.txt
@@ -60,8 +60,7 @@ def distill(
     place = Store.at(run)
     plan = learned.over_plan(student_plan(Teachers.of(place).orders, objective=objective, seed=seed))
     if from_samples:
-        texts = () if prompts is None else read_prompts(prompts)
-        plan = plan.model_copy(update={"states": "samples", "prompts": texts})
+        plan = plan.from_samples(() if prompts is None else read_prompts(prompts))
     settings.show(plan, f"a student of {place.name}")
     there, leads = find(out) is not None, is_main()  # of several processes that train together one prints
     with progress(quiet=there or not leads, tensorboard=tensorboard if leads else None) as display:

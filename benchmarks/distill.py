@@ -33,7 +33,8 @@ WAYS = {
     "from-samples": ["--from-samples"],
 }
 GUIDANCES = ("1", "2")
-PROMPTS = [
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+PROMPTS = [f"a handwritten {digit}" for digit in DIGITS]
     f"a handwritten {digit}"
     for digit in ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ]

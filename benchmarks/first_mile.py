@@ -6,7 +6,7 @@
 
 Pictures are generated (support/photographs.py), or taken from parquet files with columns `image` and `label` and put
 into class folders. Each stage is a command of its own, `atoll run ... --until STAGE`, so that it can be told from the
-stages before it. With --students, one dense network is distilled of the model with each of these shares of the truth
+stages before it. With --students, one dense network is distilled of the model with each of these data weights
 and measured on the same noise; the record is then of those. Memory is the sum over all processes of a stage of what
 each has to itself (PSS), looked at every half second; the largest sum counts. Seconds hold the start of the program,
 and depend on who else uses the machine: the load before each stage is recorded.
@@ -84,7 +84,7 @@ def students(work: Path, shares: list[float]) -> dict[str, Any]:
     """Students of the run in `work`, and what they and the ensemble's top-1 paint from the same noise."""
     run, made = work / "run", [work / f"student-{share:g}" for share in shares]
     for share, student in zip(shares, made, strict=True):
-        atoll("distill", run, "--out", student, "--truth", share)
+        atoll("distill", run, "--out", student, "--data-weight", share)
     compared = [word for student in made for word in ("--student", student)]
     ways = ["--route", "top-1", "--guidance", 1, "--guidance", 2, "--steps", 25, "-n", 1000, "--batch", 50]
     atoll("evaluate", run, *compared, *ways, "--out", work / "beside-students")

@@ -130,8 +130,8 @@ def test_generated_images_are_learned_with_the_mixture() -> None:
 @pytest.mark.parametrize(
     ("schedule", "kind", "expected"),
     [
-        (LinearFlow(), Kind.VELOCITY, lambda t: torch.ones_like(t)),
-        (CosineVP(), Kind.V, lambda t: torch.ones_like(t)),
+        (LinearFlow(), Kind.VELOCITY, torch.ones_like),
+        (CosineVP(), Kind.V, torch.ones_like),
         (LinearFlow(), Kind.EPSILON, lambda t: (1 - t).square()),
         (DDPMBetas("linear"), Kind.EPSILON, lambda t: (1 - t).square()),
         (EDM(), Kind.X0, lambda t: t.square()),

@@ -35,9 +35,6 @@ WAYS = {
 GUIDANCES = ("1", "2")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PROMPTS = [f"a handwritten {digit}" for digit in DIGITS]
-    f"a handwritten {digit}"
-    for digit in ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-]
 
 
 def main() -> None:

@@ -88,8 +88,6 @@ STORY = [
     "printf 'a handwritten three\\n' > prompts.txt",
     "atoll distill runs/demo --out student --from-samples --prompts prompts.txt",
     "rm -r student",
-    "atoll distill runs/demo --out student --truth 0.5",
-    "rm -r student",
     "atoll distill runs/demo --out student",
     'atoll sample student --prompt "a handwritten three"',
     "atoll evaluate runs/demo --student student",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,12 @@ from atoll.diffusion import (
     convert,
     noisy,
 )
-from atoll.distill.batches import GeneratedImages, TeacherBatches, loss_weight, own_experts, teacher_target
-from atoll.distill.plan import student_plan
-from atoll.distill.stage import Teachers, data_images
+from atoll.distill.batches import generated_batches, loss_weight, own_experts, teacher_target
+from atoll.distill.plan import DistillPlan, student_plan
+from atoll.distill.stage import Teachers, batches_of_data
 from atoll.islands.expert import load_expert
 from atoll.mixture.mixture import Denoisers
+from atoll.models.dit import DiTConfig
 from atoll.registry.versions import place_of
 from atoll.training.config import TrainConfig
 from closed_form import ExactDenoiser
@@ -95,15 +97,12 @@ def test_batches_of_a_real_run_are_its_experts_own_predictions(tiny_demo: Path) 
     """Noisy images, some without their prompt; the expert of each one's own cluster predicts."""
     teachers = Teachers.of(Store.at(tiny_demo))
     plan = student_plan(teachers.orders, objective="ddpm")
-    images, _ = data_images(teachers, plan, CPU, 0.0)
-    batches = TeacherBatches(images, plan.objective, plan.training, CPU)
+    batches, _ = batches_of_data(teachers, plan, CPU, 0.0)
     whole, part = batches.batch(64, 48, slice(0, 48)), batches.batch(64, 48, slice(10, 30))
     assert all(torch.allclose(part[key], whole[key][10:30], atol=1e-5) for key in whole)
     assert 0 < int(whole["dropped"].sum()) < 24
-    own = TeacherBatches(images, plan.objective, plan.training, CPU, data_weight=1.0).batch(64, 48, slice(0, 48))
-    half = TeacherBatches(images, plan.objective, plan.training, CPU, data_weight=0.5).batch(64, 48, slice(0, 48))
+    own, half = (replace(batches, data_weight=weight).batch(64, 48, slice(0, 48)) for weight in (1.0, 0.5))
     torch.testing.assert_close(half["target"], (own["target"] + whole["target"]) / 2)
-    assert len(images.clusters(torch.arange(len(images))).unique()) == 8
     objective, errors = plan.objective, []
     for member in teachers.version.serving:
         expert = load_expert(place_of(teachers.run, member)).denoiser(LinearFlow())
@@ -117,10 +116,14 @@ def test_batches_of_a_real_run_are_its_experts_own_predictions(tiny_demo: Path) 
 def test_generated_images_are_learned_with_the_mixture() -> None:
     exact = Bridge(ExactDenoiser(WORLD, CosineVP(), Kind.EPSILON), onto=LinearFlow(), limit=None)
     x0, component = WORLD.sample(200, torch.Generator().manual_seed(2))
-    images = GeneratedImages(x0, Condition(labels=WORLD.labels[component]), exact)
-    objective = Objective(schedule=CosineVP(), kind=Kind.V)
     training = TrainConfig(images=4096, batch=100, learning_rate=1e-3, ema_images=100, seed=3)
-    batch = TeacherBatches(images, objective, training, CPU).batch(0, 100, slice(0, 100))
+    objective, network = (
+        Objective(schedule=CosineVP(), kind=Kind.V),
+        DiTConfig(latent=(1, 4, 4), patch=4, width=8, depth=1, heads=1),
+    )
+    plan = DistillPlan(network=network, objective=objective, training=training)
+    batches = generated_batches(x0, Condition(labels=WORLD.labels[component]), exact, CPU, plan)
+    batch = batches.batch(0, 100, slice(0, 100))
     known = WORLD.posterior(batch["x"], batch["t"], CosineVP(), Condition.of(batch))
     truth = combine(Kind.V, CosineVP(), batch["t"], known.x0, known.eps).value
     assert relative_error(batch["target"], truth).median() < 1e-5

@@ -13,10 +13,8 @@ Teachers predict while a batch is made, all rows of one expert at once, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,107 +38,93 @@ from ..router.task import ClusteredSamples
 from ..training.config import TrainConfig
 from ..training.loop import Batch
 from ..training.seeds import batch_numbers
-
-
-class Images(Protocol):
-    """The images a student learns on, and their teachers."""
-
-    def __len__(self) -> int: ...
-
-    def pick(self, rows: Tensor, caption: Tensor) -> tuple[Tensor, Condition]:
-        """Normalized latents [B, C, H, W] and conditions of some images."""
-        ...
-
-    def teacher(self, rows: Tensor) -> Denoiser:
-        """Predicts for x_t of these images, on the sampling path."""
-        ...
-
-    def loss_weight(self, rows: Tensor, t: Tensor) -> Tensor:
-        """Weight of the teacher's prediction for these images at the student's times, float64 [B]."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class DataImages:
-    """The training images, each with the expert of its own cluster: DDM's way, which asks no router.
-
-    `experts` predict velocities on the sampling path, by cluster; `kinds` is what each was trained to predict.
-    """
-
-    clustered: ClusteredSamples
-    experts: Experts
-    kinds: Sequence[tuple[Schedule, Kind]]
-    objective: Objective
-    device: torch.device
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """Of the data, int64 [N]."""
-        return self.clustered.rows("train")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def pick(self, rows: Tensor, caption: Tensor) -> tuple[Tensor, Condition]:
-        own = self.rows[rows]
-        return self.clustered.shards.latents(own), self.clustered.shards.condition(own, caption)
-
-    def clusters(self, rows: Tensor) -> Tensor:
-        return self.clustered.clusters[self.rows[rows]]
-
-    def teacher(self, rows: Tensor) -> Denoiser:
-        return own_experts(self.experts, self.clusters(rows).to(self.device))
-
-    def loss_weight(self, rows: Tensor, t: Tensor) -> Tensor:
-        return loss_weights(self.kinds, self.clusters(rows), self.objective, t)
-
-
-@dataclass(frozen=True, eq=False)
-class GeneratedImages:
-    """Images that the model generated, with the whole mixture as the teacher."""
-
-    latents: Tensor
-    condition: Condition
-    mixture: Denoiser
-
-    def __len__(self) -> int:
-        return len(self.latents)
-
-    def pick(self, rows: Tensor, caption: Tensor) -> tuple[Tensor, Condition]:
-        return self.latents[rows], self.condition[rows]
-
-    def teacher(self, rows: Tensor) -> Denoiser:
-        return self.mixture
-
-    def loss_weight(self, rows: Tensor, t: Tensor) -> Tensor:
-        return torch.ones_like(t)
+from .plan import DistillPlan
 
 
 @dataclass
 class TeacherBatches:
-    """Batches of noisy images with teachers' targets; a pure function of (seed, images seen before)."""
+    """Batches of noisy images with teachers' targets; a pure function of (seed, images seen before).
 
-    images: Images
+    count     images there are
+    pick      normalized latents [B, C, H, W] and conditions of images by number, given which of their captions
+    teacher   predicts for x_t of images by number, on the sampling path
+    weight    of that prediction for images by number at the student's times, float64 [B]
+    device    of the teachers
+    """
+
+    count: int
+    pick: Callable[[Tensor, Tensor], tuple[Tensor, Condition]]
+    teacher: Callable[[Tensor], Denoiser]
+    weight: Callable[[Tensor, Tensor], Tensor]
+    device: torch.device
     objective: Objective
     training: TrainConfig
-    device: torch.device  # of the teachers
     data_weight: float = 0.0
 
     def batch(self, seen: int, size: int, part: slice) -> Batch:
         seed = self.training.seed
-        rows = sample_order(len(self.images), seed, seen, size)[part]
-        shape = self.images.pick(rows[:1], torch.zeros(1))[0].shape[1:]
-        numbers = batch_numbers(seed, seen, size, tuple(shape), part)
-        x0, condition = self.images.pick(rows, numbers.caption)
+        rows = sample_order(self.count, seed, seen, size)[part]
+        shape = tuple(self.pick(rows[:1], torch.zeros(1))[0].shape[1:])
+        numbers = batch_numbers(seed, seen, size, shape, part)
+        x0, condition = self.pick(rows, numbers.caption)
         condition = condition.drop(numbers.dropout < self.training.condition_dropout).to(self.device)
         t = self.objective.times(numbers.u)
         here, x0, eps = widen(t, self.device), x0.to(self.device), numbers.eps.to(self.device)
         x, own, weight = self.objective.corrupt(x0, eps, here)
         with torch.no_grad():
-            target = teacher_target(self.images.teacher(rows), self.objective, x, here, condition)
-        weight = weight.cpu() * self.images.loss_weight(rows, t)
+            target = teacher_target(self.teacher(rows), self.objective, x, here, condition)
+        weight = weight.cpu() * self.weight(rows, t)
         target = torch.lerp(target.to(own), own, self.data_weight)
         return {"x": x, "t": t, "target": target, "weight": weight.float(), **condition.tensors()}
+
+
+def data_batches(
+    clustered: ClusteredSamples,
+    experts: Experts,
+    kinds: Sequence[tuple[Schedule, Kind]],
+    device: torch.device,
+    plan: DistillPlan,
+) -> TeacherBatches:
+    """Of the training images, each with the expert of its own cluster: DDM's way, which asks no router.
+
+    `experts` predict velocities on the sampling path, by cluster; `kinds` is what each was trained to predict.
+    """
+    images, samples = clustered.rows("train"), clustered.shards
+    clusters = clustered.clusters[images]
+
+    def weight(rows: Tensor, t: Tensor) -> Tensor:
+        found = torch.ones_like(t)
+        for process in set(kinds):
+            own = torch.tensor([one == process for one in kinds])[clusters[rows]]
+            found[own] = loss_weight(*process, plan.objective, t[own])
+        return found
+
+    return TeacherBatches(
+        len(images),
+        pick=lambda rows, caption: (samples.latents(images[rows]), samples.condition(images[rows], caption)),
+        teacher=lambda rows: own_experts(experts, clusters[rows].to(device)),
+        weight=weight,
+        device=device,
+        objective=plan.objective,
+        training=plan.training,
+        data_weight=plan.data_weight,
+    )
+
+
+def generated_batches(
+    latents: Tensor, condition: Condition, mixture: Denoiser, device: torch.device, plan: DistillPlan
+) -> TeacherBatches:
+    """Of images that the model generated, with the whole mixture as the teacher."""
+    return TeacherBatches(
+        len(latents),
+        pick=lambda rows, caption: (latents[rows], condition[rows]),
+        teacher=lambda rows: mixture,
+        weight=lambda rows, t: torch.ones_like(t),
+        device=device,
+        objective=plan.objective,
+        training=plan.training,
+        data_weight=plan.data_weight,
+    )
 
 
 def own_experts(experts: Experts, clusters: Tensor) -> Mixture:
@@ -152,17 +136,6 @@ def teacher_target(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor
     """What a teacher predicts for x on the student's path, as the kind that the student predicts."""
     prediction = Bridge(teacher, onto=objective.schedule)(x, t, condition)
     return convert(prediction, objective.kind, objective.schedule, x, t).value
-
-
-def loss_weights(
-    teachers: Sequence[tuple[Schedule, Kind]], clusters: Tensor, objective: Objective, t: Tensor
-) -> Tensor:
-    """`loss_weight` of the teacher of each row's cluster int64 [B], float64 [B]."""
-    weight = torch.ones_like(t)
-    for process in set(teachers):
-        own = torch.tensor([one == process for one in teachers])[clusters]
-        weight[own] = loss_weight(*process, objective, t[own])
-    return weight
 
 
 def loss_weight(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:

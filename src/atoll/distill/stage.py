@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -40,7 +41,7 @@ from ..training.memory import GIB, reachable
 from ..training.resources import Resources
 from ..training.result import Result
 from ..training.seeds import generator, seed_from
-from .batches import DataImages, GeneratedImages, Images, TeacherBatches
+from .batches import TeacherBatches, data_batches, generated_batches
 from .plan import DistillPlan
 
 WHAT = "plan or other teachers"
@@ -219,13 +220,11 @@ def distill(
             expert: Expert = load_expert(place_of(run, start))
             network.load_state_dict(expert.network.state_dict())
         validation: Validation | None = None
-        images: Images
         if plan.samples is None:
-            images, validation = data_images(teachers, plan, device, TEACHERS_SHARE * room)
+            batches, validation = batches_of_data(teachers, plan, device, TEACHERS_SHARE * room)
         else:
             model = load(run.url, device=str(device), memory=TEACHERS_SHARE * room or None)
-            images = generated_images(model, plan, plan.samples, out / "state" / GENERATED)
-        batches = TeacherBatches(images, plan.objective, plan.training, device, plan.data_weight)
+            batches = batches_of_samples(model, plan, plan.samples, out / "state" / GENERATED)
         return StudentTask(network, teachers.card(plan, start), plan, batches, validation)
 
     return train_artifact(
@@ -253,10 +252,10 @@ def taken_by(teachers: Teachers, plan: DistillPlan, room: float) -> float:
     return min(weights, TEACHERS_SHARE * room) + max(rows) / GIB
 
 
-def data_images(
+def batches_of_data(
     teachers: Teachers, plan: DistillPlan, device: torch.device, memory: float
-) -> tuple[DataImages, Validation]:
-    """The training images, each with its cluster's expert, within `memory` GiB of a GPU; and what is validated on."""
+) -> tuple[TeacherBatches, Validation]:
+    """Batches of the training images, with the experts within `memory` GiB of a GPU; and what is validated on."""
     version = teachers.version
     data = open_reference(teachers.run, version.data, "data")
     clustered = ClusteredSamples(data, open_reference(teachers.run, version.partition, "partition"))
@@ -266,11 +265,11 @@ def data_images(
     precision = "bfloat16" if device.type == "cuda" else "float32"
     experts = placed.pool(precision, version.clusters, list(teachers.experts))  # type: ignore[arg-type]
     kinds = [(e.card.schedule, e.card.kind) for _, e in sorted(teachers.experts.items())]
-    return DataImages(clustered, experts, kinds, plan.objective, device), validation
+    return data_batches(clustered, experts, kinds, device, plan), validation
 
 
-def generated_images(model: Model, plan: DistillPlan, count: int, path: Path) -> GeneratedImages:
-    """`count` images of the model, generated once and kept in a file; prompts, or classes, are drawn at random."""
+def batches_of_samples(model: Model, plan: DistillPlan, count: int, path: Path) -> TeacherBatches:
+    """Batches of `count` images of the model, which are generated once and kept in a file; of prompts at random."""
     if model.missing:
         first = min(model.missing)
         raise UserError(f"cluster {first}: its expert cannot be read ({model.missing[first]}); get it again")
@@ -286,5 +285,5 @@ def generated_images(model: Model, plan: DistillPlan, count: int, path: Path) ->
             write_atomic(path, save({"latents": latents.contiguous()}))
     with torch.no_grad():
         condition = model.condition(prompts) or Condition(dropped=torch.ones(count, dtype=torch.bool))
-    denoiser = model.denoiser(sampling)
-    return GeneratedImages(latents, condition.to("cpu"), denoiser)  # type: ignore[arg-type]
+    mixture: Any = model.denoiser(sampling)
+    return generated_batches(latents, condition.to("cpu"), mixture, model.device, plan)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from atoll.artifacts import UserError
-from atoll.evaluation.scores import SCORES, Estimate, Real, Sets
+from atoll.evaluation.scores import SCORES, Estimate, Real, Sets, scored
 from atoll.models import lpips
 
 SETTINGS = {"verbose": False, "prc_neighborhood": 3, "prc_batch_size": 1000}
@@ -51,9 +51,7 @@ def fidelity(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]
 
 
 def number(name: str, ours: torch.Tensor, real: torch.Tensor) -> float:
-    found = SCORES[name].function(Sets(ours, Real(real, real, torch.full((len(real),), -1))))
-    assert isinstance(found, Estimate)
-    return found.value
+    return scored(Sets(ours, Real(real, real, torch.full((len(real),), -1))))[name].value
 
 
 def test_distances_precision_and_recall_are_torch_fidelitys(fidelity: dict[str, ModuleType]) -> None:

@@ -10,6 +10,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -27,12 +28,13 @@ from ..training.compute import best_device
 from .prompts import choose_prompts
 from .real import RealData
 from .samples import (
+    RETRIES,
     ModelSource,
     SampleSettings,
     StoredImages,
     models_forgotten,
     read_record,
-    resolve_by,
+    resolve,
     write_samples,
 )
 from .scores import Estimate, as_json
@@ -143,7 +145,8 @@ def evaluate(
         )
         model, names = place_to_load(run, version, configuration, students), version.class_names
         source = ModelSource(model, configuration.router, device, memory, weights, names)
-        request = resolve_by(executor, source, settings, gpus)
+        # resolved where the images will be sampled: another machine may have other devices
+        ((_, request),) = executor.map(partial(resolve, source), [settings], gpus, RETRIES)
         key = sha256_bytes(canonical_json([request.model, request.settings.model_dump(mode="json")]))[:8]
         place, steps = out.child("samples", f"{configuration.name}-{key}").path, configuration.sampling.steps
 

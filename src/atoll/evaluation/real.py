@@ -17,8 +17,9 @@ from ..data.space import LatentConfig
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import FeatureExtractor, load_extractor
 from ..models.lpips import LPIPS
+from .samples import StoredImages
 from .scores import Estimate, Real, Sets, scored
-from .scores.sets import COMPARED, Images
+from .scores.sets import COMPARED
 
 DECODED = 64  # images an autoencoder decodes at once
 EXTRACTED, EXTRACTED_ON_CPU = 500, 50  # images whose features are computed at once; 500 of a CPU's would take 2 GiB
@@ -58,13 +59,13 @@ class RealData:
         """The id of the extractor, with the digest of its weights where it has some."""
         return self._extractor.id
 
-    def features_of(self, images: Images) -> Tensor:
+    def features_of(self, images: Tensor | StoredImages) -> Tensor:
         """Features float32 [N, D] of images uint8 [N, C, H, W], which are read part by part."""
         size = EXTRACTED_ON_CPU if self.device == "cpu" else EXTRACTED
         starts = range(0, len(images), size)
         return torch.cat([self._extractor.extract(images[at : at + size].to(self.device)) for at in starts]).float()
 
-    def measure(self, images: Images, prompts: list[str], labels: np.ndarray) -> dict[str, Estimate]:
+    def measure(self, images: Tensor | StoredImages, prompts: list[str], labels: np.ndarray) -> dict[str, Estimate]:
         """Every score of one set of generated images. `labels` are the classes that were asked for, -1: none."""
         groups = torch.from_numpy(np.unique(np.array(prompts), return_inverse=True)[1]).to(self.device)
         asked = torch.from_numpy(labels).to(self.device)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..artifacts import STATE, Artifact, ArtifactWriter, UserError, canonical_json, load_if_same, write_atomic
+from ..data.encode import fixed_threads
 from ..executor import Executor
 from ..mixture.record import Record
 from ..model import Model, load
@@ -130,12 +131,6 @@ def resolve(source: Model | ModelSource, settings: SampleSettings) -> Request:
     )
 
 
-def resolve_by(executor: Executor, source: ModelSource, settings: SampleSettings, gpus: float) -> Request:
-    """`resolve` where the images will be sampled: another machine may have other devices."""
-    ((_, request),) = executor.map(partial(resolve, source), [settings], gpus, RETRIES)
-    return request
-
-
 def write_samples(
     source: Model | ModelSource,
     request: Request,
@@ -207,7 +202,7 @@ def sample_part(source: Model | ModelSource, progress: Progress | None, part: Pa
         if progress is not None:
             progress(done, steps)
 
-    with cpu_threads(settings.threads):
+    with fixed_threads(settings.threads):
         latents = model.latents(
             settings.prompts[part.first : part.last],
             image_seeds(settings.seed + part.first, count),
@@ -218,17 +213,6 @@ def sample_part(source: Model | ModelSource, progress: Progress | None, part: Pa
         )
         images = model.decode(latents).contiguous()
     write_atomic(part.path, save({"images": images, **({} if experts is None else experts.tensors())}))
-
-
-@contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def read_record(artifact: Artifact) -> dict[str, Any]:

@@ -60,10 +60,10 @@ def jackknifed(value: float, without: Tensor) -> Estimate:
     return around(value, WIDTH * (len(without) - 1) ** 0.5 * without.double().std(correction=0).item())
 
 
-def from_resamples(value: float, resampled: Sequence[float], most: float = math.inf) -> Estimate:
-    """A number from 0 to `most`, and what it is of sets drawn with replacement, or of halves: their spread counts."""
+def from_resamples(value: float, resampled: Sequence[float]) -> Estimate:
+    """A number that is not negative, and what it is of sets drawn with replacement: only their spread counts."""
     half = WIDTH * torch.tensor(resampled, dtype=torch.float64).std().item()
-    return Estimate(value, max(0.0, value - half), min(most, value + half))
+    return Estimate(value, max(0.0, value - half), value + half)
 
 
 def mean_over_seeds(found: Sequence[Estimate]) -> Estimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,19 +17,6 @@ FITTED = 5000  # real images a classifier is fitted on; a support vector machine
 ROWS = 16_384  # of a set that are taken at a time for its covariance
 PART = 2048  # rows compared at once, if what they are compared with is small
 CELLS = 2**26  # distances at once, 256 MiB of them: what bounds the memory where it is large
-
-
-class Images(Protocol):
-    """uint8 [N, C, H, W], in memory or where they lie."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, place: Any) -> Any: ...
-
-
-class Perceptual(Protocol):
-    """LPIPS of images to others of their group, as `models.lpips` computes it."""
-
-    def within_groups(self, images: Any, groups: Sequence[int]) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +62,15 @@ class Sets:
     images      uint8 [N, C, H, W]    the images themselves, read when a score asks for some; None: features only
     groups      int64 [N]             which prompt an image has, by number
     labels      int64 [N]             which class it is to show; -1 where the prompt names none
-    perceptual  LPIPS, where it is wanted
+    perceptual  models.lpips.LPIPS, where it is wanted
     """
 
     features: Tensor
     real: Real
-    images: Images | None = None
+    images: Any = None
     groups: Tensor | None = None
     labels: Tensor | None = None
-    perceptual: Perceptual | None = None
+    perceptual: Any = None
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_a_student_is_an_expert_like_any_other(teachers: Teachers, tiny_demo: Pa
     run = tmp_path / "run"
     shutil.copytree(tiny_demo, run, ignore=shutil.ignore_patterns("islands"))
     plan = tiny_plan(teachers, "ddpm")
-    plan = plan.model_copy(update={"network": plan.network.model_copy(update={"depth": 1})})
+    plan = plan.model_copy(update={"network": replace(plan.network, depth=1)})
     artifact = distill(Store.at(run), run / "student", plan, resources=Resources("cpu"))
     assert artifact is not None
     card = load_expert(artifact.store).card

@@ -44,7 +44,7 @@ def describe(
     text: Annotated[int | None, typer.Option(help="Read 77 text tokens of this width by cross-attention.")] = None,
     settings: Settings,
     batch: Annotated[int, typer.Option(help="Images per optimizer step.", min=1)] = 128,
-    gpu: Annotated[str | None, typer.Option(help="One GPU in detail, such as 'RTX 4090' (default: all known).")] = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU, such as 'RTX 4090' (default: all known).")] = None,
     memory: Memory = None,
     eight_bit: Annotated[bool, typer.Option(help="Allow Adam's moments in 8 bits (extra torchao).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -86,15 +86,8 @@ def describe(
     print_table(
         "quantity >value", quantities.items(), f"{architecture}, {config.variant}, condition {config.condition}"
     )
-    title = f"Training at batch {batch}{'' if gpu is None else f' on {gpu}'}, as predicted"
-    if gpu is None:
-        rows = [row_of(each.gpu, each.chosen or each.least, each) for each in found]
-    else:
-        shown = {} if found[0].chosen is None else {"chosen": found[0].chosen}
-        shown |= {"unlimited memory": found[0].unlimited, "least memory": found[0].least}
-        rows = [row_of(name, fit, found[0]) for name, fit in shown.items()]
-    where = "GPU" if gpu is None else "settings"
-    print_table(f"|{where} >GiB >takes >micro >again >moments >images/s >kept", rows, title)
+    title = f"Training at batch {batch}, as predicted"
+    print_table("|GPU >GiB >takes >micro >again >moments >images/s >kept", map(row_of, found), title)
     if narrow := [each.gpu for each in found if not each.machine.bfloat16]:
         print_line(f"without bfloat16, so in float32: {', '.join(narrow)}")
     print_line("micro: images per forward pass; again: blocks checkpointed; 8-bit needs torchao")
@@ -124,10 +117,10 @@ def machines_within(gpu: str | None, memory: float | None) -> dict[str, Machine]
     return found
 
 
-def row_of(name: str, fit: Fit, found: Forecast) -> tuple[str, ...]:
-    """How one GPU trains: what it takes, how, and how fast."""
-    how, over = fit.compute, fit.memory_gib > USABLE * found.machine.memory
-    settings = (str(how.micro_batch), str(how.checkpointed_blocks), how.moments)
+def row_of(found: Forecast) -> tuple[str, ...]:
+    """How one GPU would train: what it takes, how, and how fast."""
+    fit, memory = found.chosen or found.least, found.machine.memory
+    takes = f"{'' if found.chosen else '> '}{fit.memory_gib:.1f}"
+    how = (str(fit.compute.micro_batch), str(fit.compute.checkpointed_blocks), fit.compute.moments)
     speed = f"{fit.images_per_s:,.0f}" if fit.images_per_s >= 10 else f"{fit.images_per_s:.1f}"
-    kept = f"{fit.images_per_s / found.unlimited.images_per_s:.0%}"
-    return (name, f"{found.machine.memory:g}", f"{'> ' if over else ''}{fit.memory_gib:.1f}", *settings, speed, kept)
+    return (found.gpu, f"{memory:g}", takes, *how, speed, f"{fit.images_per_s / found.unlimited.images_per_s:.0%}")

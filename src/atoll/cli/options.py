@@ -80,10 +80,10 @@ def gib(memory: str | None) -> float | None:
     return None if memory is None else parse_memory(memory)
 
 
-def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Refuse options that have no effect beside another one."""
+def refuse(options: Mapping[str, object], other: str) -> None:
+    """Refuse options that have no effect with another one."""
     if given := [name for name, value in options.items() if value is not None and value is not False]:
-        raise UserError(f"{given[0]}: has no meaning with {beside}; leave it out")
+        raise UserError(f"{given[0]}: has no meaning with {other}; leave it out")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ SLACK = 1.05  # the bound holds for the samples that clusters are fitted to, and
 def partition(
     data: Annotated[str, typer.Argument(help="Data artifact, such as runs/demo/data.")],
     *,
-    out: Annotated[str | None, typer.Option(help="Folder or URL to write (default: `partition` beside DATA).")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder or URL to write (default: `partition` next to DATA).")] = None,
     settings: Settings,
     balance: Annotated[str | None, typer.Option(help="Most of largest / smallest cluster; none: no bound.")] = None,
     plugin: Plugins = [],

@@ -22,7 +22,7 @@ def publish(
     read_only: Annotated[bool, typer.Option("--read-only", help="No leases; experts are sent by hand.")] = False,
     lease_hours: Annotated[float, typer.Option(help="A lease not renewed for so long expires.")] = LEASE_SECONDS / 3600,
 ) -> None:
-    """Copy what contributors need, and no more: open orders, their clusters' shards, a card. Again to add what is new.
+    """Copy what contributors need, and no more: open orders and their shards. Run it again to add new ones.
 
     The holdout, the index, evaluations and your list of signers never leave the run. Contributors write below inbox/
     and leases/ only; for s3:// a policy that allows just that is written to the run (docs/trust.md).

@@ -61,7 +61,7 @@ class RunSettings(BaseModel):
     plan: PlanConfig
     router_images: int | None = Field(None, gt=0, description="None: as many as an expert sees")
     evaluation: EvalConfig
-    comparison: EvalConfig = Field(description="with --compare, beside a monolith")
+    comparison: EvalConfig = Field(description="with --compare, against a monolith")
 
     @property
     def evaluated(self) -> EvalConfig:

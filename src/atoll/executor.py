@@ -89,7 +89,6 @@ class Executor:
     def _submit(self, gpus: float, *task: Any) -> Future[Any]:
         resource_tracker.ensure_running()  # if it were started with the first worker, it would unblock the signals
         # a new worker has signals blocked until `start_worker`, and a pool is never left half started
-        resource_tracker.ensure_running()  # unblocks them where it has to be started
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             if self._pool is None or self._pool._broken:

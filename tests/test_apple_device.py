@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,8 +40,11 @@ from atoll.models.router import Router, RouterConfig
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.sampling import SOLVERS, Sampling, generate
 from atoll.sampling.settings import GuidanceWeights
+from atoll.training.compute import ComputeConfig
+from atoll.training.loop import on_device
 from closed_form import ExactDenoiser, ExactRouter
 from gaussian_world import PRODUCT, WORLD, name, states
+from tiny_orders import tiny_order, tiny_task
 
 LATENT = (2, 4, 4)
 CONFIG = DiTConfig(latent=LATENT, patch=2, width=16, depth=2, heads=2, condition="labels", classes=3)
@@ -172,3 +177,19 @@ def test_the_closed_form(apple: torch.device) -> None:
     mixture = Mixture.of(experts, ExactRouter(WORLD))
     found = mixture(x.float().to(apple), widen(t, apple), None).value
     torch.testing.assert_close(found.cpu(), mixture(x, t, None).value.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_an_experts_own_batch_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn in float64 on the CPU, narrowed on the way: the loss and the validation loss are the CPU's."""
+    task = tiny_task(tiny_order(tmp_path, network=CONFIG, validation=4))
+    trained(task.network, 0)
+
+    def losses(device: torch.device) -> Tensor:
+        there = replace(task, network=deepcopy(task.network).to(device))
+        loss = there.loss(there.network, on_device(task.batch(64, 8, slice(0, 8)), device)).cpu()
+        return torch.cat([loss, torch.tensor([there.report(64, ComputeConfig(micro_batch=8))["val_loss"]])])
+
+    expected = losses(torch.device("cpu"))
+    monkeypatch.setattr("atoll.diffusion.schedule.WITHOUT_FLOAT64", ("mps", APPLE.type))
+    with AppleDevice():
+        torch.testing.assert_close(losses(APPLE), expected, rtol=1e-2, atol=1e-3)

@@ -25,13 +25,6 @@ def test_it_halves_its_distance_every_half_life() -> None:
     torch.testing.assert_close(average.tensors["weight"], torch.tensor([[0.5]]))
 
 
-def test_the_half_life_is_in_images_and_not_in_steps() -> None:
-    module = nn.Linear(1, 1)
-    average = EMA(module, 80, ramp=1e9)
-    kept = (1.0 - average.rate(10**6, 8)) ** 4
-    assert 1.0 - average.rate(10**6, 32) == pytest.approx(kept)
-
-
 def test_it_forgets_its_random_start() -> None:
     """With a half-life of 0.1 n after n images, what is left of the start after N of b is prod 2^(-10 / n) ~ N^-6.9."""
     module = nn.Linear(1, 1, bias=False)

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ..artifacts import UserError
 from .distributed import local_device
 
+CONTEXT = 0.5  # GiB of a GPU that are CUDA's own, in no allocator's count
+
 
 class ComputeConfig(BaseModel):
     """Settings that change speed and memory, and the result by rounding alone."""
@@ -73,7 +75,7 @@ def opened(compute: ComputeConfig, memory: float | None = None) -> Iterator[torc
             torch.cuda.set_device(device)
             if memory is not None:
                 total = torch.cuda.get_device_properties(device).total_memory / 2**30
-                torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device)
+                torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, memory - CONTEXT) / total), device)
         yield device
     finally:
         torch.set_num_threads(threads)
@@ -90,7 +92,9 @@ def open_device(compute: ComputeConfig) -> torch.device:
         raise UserError(f"--device {compute.device}: not usable here ({reason}); use cpu") from error
     if compute.compile == "cuda-graph" and device.type != "cuda":
         raise UserError(f"compile cuda-graph: CUDA graphs need a CUDA device, not {device}; use blocks or none")
-    if compute.precision == "float8" and not (device.type == "cuda" and torch.cuda.get_device_capability() >= (8, 9)):
+    if compute.precision == "float8" and not (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    ):
         raise UserError(f"precision float8: {device} multiplies no 8-bit numbers, as an RTX 4090 does; use bfloat16")
     if (compute.moments == "8-bit" or compute.precision == "float8") and find_spec("torchao") is None:
         raise UserError("8-bit moments and float8: pip install 'atoll-diffusion[torchao]'; or use float32")

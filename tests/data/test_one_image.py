@@ -68,8 +68,8 @@ def test_an_image_passes_at_most_eight_files(tmp_path: Path) -> None:
         cut = partition(tmp_path / "data", tmp_path / "partition", PartitionConfig(clusters=2))
         shards = [cut.file(name) for name in cut.names("clusters/00/train-")]
         samples = LatentDataset.open(shards, LatentConfig.model_validate(data.config["latent"]))
-        batch = samples.pick(torch.arange(4), torch.rand(4))  # what the training loop begins with
-    assert batch["x0"].shape == (4, 3, 16, 16)
+        latents = samples.latents(torch.arange(4))  # what a batch of the training loop begins with
+    assert latents.shape == (4, 3, 16, 16)
     table = [f"| {number} | `{name}` |" for number, name in enumerate(files, 1)]
     print("\n".join(table))
     assert len(files) <= 8

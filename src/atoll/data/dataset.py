@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +17,6 @@ from .shards import TEXT_FIELDS, check_shard, data_shards, read_shard, unpack_ca
 from .space import LatentConfig, TextConfig, text_space
 from .text import TextEncoder, text_encoder
 
-COPIED_AT_ONCE = 4096  # rows, on the way to a device
-
 
 class Table:
     """Tensors [n, ...] of several shards as one [N, ...]. They stay memory-mapped until rows of them are read."""
@@ -32,24 +29,17 @@ class Table:
         """Rows int64 [n]; zeros where there are none at all."""
         first = self.parts[0]
         if len(self.parts) == 1 and len(first):
-            return first[rows.to(first.device)]
+            return first[rows]
         found = first.new_zeros(len(rows), *first.shape[1:])
-        owner = np.searchsorted(self.ends, rows.cpu().numpy(), side="right") if self.ends[-1] else np.zeros(0)
+        owner = np.searchsorted(self.ends, rows.numpy(), side="right") if self.ends[-1] else np.zeros(0)
         for number in np.unique(owner).tolist():
             places = torch.from_numpy(np.flatnonzero(owner == number))
             found[places] = self.parts[number][rows[places] - int(self.ends[number - 1] if number else 0)]
         return found
 
-    def to(self, device: torch.device) -> Table:
-        rows, first = torch.arange(int(self.ends[-1])), self.parts[0]
-        whole = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
-        for part in rows.split(COPIED_AT_ONCE):
-            whole[part.to(device)] = self[part].to(device)
-        return Table([whole])
-
 
 class LatentDataset:
-    """N samples. Rows are int64 [n] in [0, N); tensors are on the CPU until `to` moves them.
+    """N samples. Rows are int64 [n] in [0, N); tensors are on the CPU, texts embedded while training on `text_device`.
 
     `rows` selects and orders rows of all shards, one shard after another; None: all. `text` is needed where captions
     are stored as text; they are embedded on `text_device`, batch by batch.
@@ -70,7 +60,6 @@ class LatentDataset:
         # the captions of sample i are the text rows offsets[i] : offsets[i + 1] of all shards
         counts = [shard["captions"].diff() for shard in shards if "captions" in names]
         self._offsets = torch.cat([torch.zeros(1, dtype=torch.int64), *counts]).cumsum(0) if counts else None
-        self._resident: Tensor | None = None  # normalized latents of the selected rows
 
     @classmethod
     def open(cls, paths: Sequence[Path], latent: LatentConfig, text: TextConfig | None = None) -> Self:
@@ -91,17 +80,6 @@ class LatentDataset:
         starts = np.cumsum([0, *(len(tensors["latents"]) for tensors in shards)])
         return cls(shards, latent, text_space(data), torch.from_numpy(starts[shard] + row))
 
-    def to(self, device: torch.device) -> Self:
-        """The same samples with latents and embedded text in the memory of `device`."""
-        moved = copy.copy(self)
-        moved._resident = torch.empty(len(self), *self.latent.shape, device=device)
-        for rows in torch.arange(len(self)).split(COPIED_AT_ONCE):
-            moved._resident[rows.to(device)] = self.latents(rows).to(device)
-        moved._tables = {
-            name: table.to(device) if name in TEXT_FIELDS else table for name, table in self._tables.items()
-        }
-        return moved
-
     def __len__(self) -> int:
         return len(self._labels if self._rows is None else self._rows)
 
@@ -110,15 +88,8 @@ class LatentDataset:
         """Whether captions are stored as text, to be embedded while training."""
         return "caption_text" in self._tables
 
-    def nbytes(self) -> int:
-        """Memory that all latents and embedded texts take."""
-        names = {"latents", *TEXT_FIELDS} & self._tables.keys()
-        return sum(shard[name].nbytes for shard in self._shards for name in names)
-
     def latents(self, rows: Tensor) -> Tensor:
-        """float32 [n, C, H, W], normalized; on the device after `to`."""
-        if self._resident is not None:
-            return self._resident[rows.to(self._resident.device)]
+        """float32 [n, C, H, W], normalized."""
         return self.latent.normalize(self._tables["latents"][self._stored(rows)])
 
     def features(self, rows: Tensor) -> Tensor:
@@ -140,42 +111,21 @@ class LatentDataset:
         With text it is the text; a sample without a caption is marked as dropped. `dropped` holds for all fields, so a
         missing label does not set it: labels stay -1, which a network that reads labels maps to its null label.
         """
-        return self._condition(self._drawn(rows, u))
-
-    def pick(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
-        """What a batch carries to the device, for `fetch`; `u` as for `condition`."""
-        drawn = self._drawn(rows, u)
-        if self._resident is None:
-            return {"x0": self.latents(rows), **self._condition(drawn).tensors()}
-        return {"row": rows, **(self._condition(drawn).tensors() if self.needs_text_encoder else drawn)}
-
-    def fetch(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Condition]:
-        """Latents [B, C, H, W] and the condition of a batch that `pick` made, where the batch is now."""
-        if self._resident is None:
-            return batch["x0"], Condition.of(batch)
-        return self._resident[batch["row"]], self._condition(batch)
-
-    def _drawn(self, rows: Tensor, u: Tensor) -> dict[str, Tensor]:
-        """`labels` and `dropped` of a condition, and the text row of each sample as `caption`."""
         labels = self.labels(rows)
         if self._offsets is None:
-            return {"labels": labels.clamp(min=0), "dropped": labels < 0}
+            return Condition(labels=labels.clamp(min=0), dropped=labels < 0)
         first, end = self._offsets[self._stored(rows)], self._offsets[self._stored(rows) + 1]
         # u < 1, yet u * n may round up to n
         chosen = (first + (u.to(torch.float64) * (end - first)).long()).clamp(max=end - 1)
-        return {"labels": labels, "dropped": end == first, "caption": chosen.where(end > first, 0)}
-
-    def _condition(self, drawn: Mapping[str, Tensor]) -> Condition:
-        """What `_drawn` gave, with its text; unchanged if it has that already."""
-        if "caption" not in drawn:
-            return Condition.of(drawn)
+        caption, dropped = chosen.where(end > first, 0), end == first
         if self.needs_text_encoder:
-            texts = zip(drawn["caption"].tolist(), drawn["dropped"].tolist(), strict=True)
-            encoded = self._encoder.encode(["" if dropped else self._captions[row] for row, dropped in texts])
+            texts = zip(caption.tolist(), dropped.tolist(), strict=True)
+            encoded = self._encoder.encode(["" if missing else self._captions[row] for row, missing in texts])
             # an encoder returns inference tensors, which cannot be trained on
-            return Condition.of({**drawn, **{name: value.clone() for name, value in encoded.items()}})
-        text = {name: self._tables[name][drawn["caption"]] for name in TEXT_FIELDS if name in self._tables}
-        return Condition.of({**drawn, **text})
+            text = {name: value.clone() for name, value in encoded.items()}
+        else:
+            text = {name: self._tables[name][caption] for name in TEXT_FIELDS if name in self._tables}
+        return Condition(labels=labels, dropped=dropped, **text)
 
     @cached_property
     def _captions(self) -> list[str]:

@@ -2,7 +2,7 @@
 
     git worktree add ../before 3167457 && python benchmarks/fit.py --before ../before
 
-For networks of 1M and 3M weights: interleaved pairs of processes, the medians of their images per second and of the
+For networks of 1M and 3M weights: interleaved pairs of processes, the medians of their images per CPU second and of the
 ratio of each pair. The bare step is forward, backward and AdamW on one batch, without averaging, clipping and data.
 """
 
@@ -44,11 +44,11 @@ def images_per_s(size: str, bare: bool) -> float:
             optimizer.zero_grad(set_to_none=True)
             (model(x, t, Condition(labels=labels)) - x).square().mean().backward()
             optimizer.step()
-            times.append(time.perf_counter())
+            times.append(time.process_time())
     else:
         with tempfile.TemporaryDirectory() as folder:
             order = tiny_order(Path(folder) / "run", network=network, validation=0, images=STEPS * BATCH, batch=BATCH)
-            watch = lambda now: None if now.note else times.append(time.perf_counter())  # noqa: E731
+            watch = lambda now: None if now.note else times.append(time.process_time())  # noqa: E731
             train(order, Path(folder) / "expert", resources=Resources("cpu"), sheets=False, watch=watch)
     return BATCH * (len(times) - 1 - SKIPPED) / (times[-1] - times[SKIPPED])
 

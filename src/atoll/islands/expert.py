@@ -70,7 +70,7 @@ class Expert:
     digest: str
 
     def denoiser(self, onto: Schedule) -> Bridge:
-        """This expert as a velocity on the reference path."""
+        """This expert as a velocity on the sampling path."""
         return bridged(self.network, self.card, onto)
 
 

@@ -177,7 +177,7 @@ def logged_images(expert: Path) -> int:
 
 
 def check_finished(place: str) -> None:
-    """Refuse the folder of a training that is not at its end. It may be a stranger's: nothing in it is read."""
+    """Refuse the folder of a training that is not at its end. Nothing in it is read: its maker may be untrusted."""
     expert = Path(place)
     if (expert / STATE).is_dir() and find(expert) is None:
         raise UserError(f"{expert}: is not finished; give its `atoll train` command again to resume")

@@ -1,4 +1,4 @@
-"""An island: one work order in, one expert out. It sees nothing else and talks to nobody."""
+"""An island: one work order in, one expert out. It sees nothing else and talks to no other process."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def fetch(root: Store, path: str, sha256: str) -> Path:
     if at_path.is_file():
         verify_file(at_path, sha256)
         return at_path
-    if file_digest(loose) != sha256:  # in a folder that somebody named: most likely it is the wrong one
+    if file_digest(loose) != sha256:  # the folder was named by hand: most likely it is the wrong one
         raise UserError(
             f"--data {root}: its {loose.name} is not the order's (or is damaged): this order trains on {path}, "
             f"so give the folder {Path(path).parent} of the run"

@@ -200,7 +200,7 @@ class Checkpoints:
             fsync_path(self.folder)
             for _, path in self._complete()[:-_KEPT]:
                 path.unlink(missing_ok=True)
-        except BaseException as error:  # noqa: BLE001, it is raised by whoever waits for the file
+        except BaseException as error:  # noqa: BLE001, it is raised where the file is waited for
             temporary.unlink(missing_ok=True)
             self._failure = error
 

@@ -1,4 +1,4 @@
-"""What a finished loop leaves behind, and how to read it when it may come from a stranger.
+"""What a finished training leaves, and how to read it when its maker may be untrusted.
 
 Weights are safetensors only. Names, shapes and dtypes in the file's header are checked against the architecture on the
 card before anything of that size exists, and a value that is not finite is refused.

@@ -44,19 +44,6 @@ class ClusteredSamples:
     def rows(self, split: str) -> Tensor:
         return torch.from_numpy(self._index.rows(split))
 
-    def conditions(self, rows: Tensor, read: str) -> Tensor:
-        """A number for each of these rows, int64 [n]: the same where that is what a network `read`s of them.
-
-        `read` is an architecture's condition: none, labels, or one of those that are made of captions.
-        """
-        if read == "none":
-            return torch.zeros(len(rows), dtype=torch.int64)
-        if read == "labels":
-            return self.shards.labels(rows) + 1  # 0: none
-        numbers: dict[tuple[str, ...], int] = {}
-        captions = self._index.captions_of(rows.numpy())
-        return torch.tensor([numbers.setdefault(tuple(own), len(numbers)) for own in captions], dtype=torch.int64)
-
 
 @dataclass
 class RouterTask:

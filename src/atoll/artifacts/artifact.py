@@ -21,8 +21,11 @@ from typing import Any
 from .digest import canonical_json, file_digest
 from .errors import UserError, sanitize, storage_errors
 from .files import LOCK, cleanup, file_lock, fsync_path, write_atomic
-from .manifest import MOST_BYTES, NAME, STATE, UNLISTED, FileEntry, Manifest, check_relative
+from .manifest import MANIFEST, UNLISTED, FileEntry, Manifest
 from .store import Store, working_folder
+
+MOST_BYTES = 256 * 2**20  # of a manifest: a million files
+MOST_SHOWN = 200  # characters of a value in an error
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,13 @@ class Artifact:
     @staticmethod
     def open(place: str | Path | Store, kind: str | None = None) -> Artifact:
         """Open an artifact; UserError if there is none, or one of another kind."""
-        store = Store.at(place)
-        artifact = find(store)
+        artifact = find(place)
         if artifact is None:
-            there = f"holds no finished {kind or 'artifact'} (no {NAME})" if store.exists() else "does not exist"
-            raise UserError(f"{store}: {there}; check the path, or run the stage that makes it again")
+            what = f"holds no finished {kind or 'artifact'} (no {MANIFEST})"
+            raise UserError(f"{Store.at(place)}: {what}; check the path, or run the stage that makes it")
         if kind is not None and artifact.manifest.kind != kind:
             found = sanitize(artifact.manifest.kind, 40)
-            raise UserError(f"{store}: is a {found} artifact, expected {kind}; pass another folder")
+            raise UserError(f"{artifact.store}: is a {found} artifact, expected {kind}; pass another folder")
         return artifact
 
     @property
@@ -54,7 +56,7 @@ class Artifact:
         return self.manifest.config
 
     def names(self, under: str = "") -> list[str]:
-        """Listed files, sorted; with `under`, those below that folder."""
+        """Listed files, sorted; with `under`, those whose path begins so."""
         return sorted(name for name in self.manifest.files if name.startswith(under))
 
     def file(self, name: str, *, verify: bool = True) -> Path:
@@ -77,19 +79,14 @@ def find(place: str | Path | Store) -> Artifact | None:
     """The artifact at a place, or None where there is no manifest."""
     store = Store.at(place)
     try:
-        data = store.read(NAME, MOST_BYTES)
+        data = store.read(MANIFEST, MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise UserError(f"{store}/{NAME}: {error.strerror}, so no manifest; make the artifact again") from error
-    if len(data) > MOST_BYTES:
-        raise UserError(f"{store}/{NAME}: larger than {MOST_BYTES:,} bytes, so no manifest; make the artifact again")
-    manifest = Manifest.parse(data, f"{store}/{NAME}")
-    for name in manifest.files:
-        check_relative(name)
-    return Artifact(store, manifest)
+        raise UserError(f"{store}/{MANIFEST}: {error.strerror}; make the artifact again") from error
+    return Artifact(store, Manifest.parse(data, f"{store}/{MANIFEST}"))
 
 
 def verify_file(path: Path, sha256: str, size: int | None = None) -> None:
@@ -132,18 +129,13 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     texts = [canonical_json(value).decode() for value in (old, new)]
     if texts[0] == texts[1]:
         return []
-    if isinstance(old, list) and isinstance(new, list):
-        old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys([*old, *new])
-        return [
-            line
-            for key in keys
-            for line in differences(old.get(key, "none"), new.get(key, "none"), f"{where}.{key}".lstrip("."))
-        ]
-    if max(map(len, texts)) > 40:  # from shortly before the first difference: long texts may begin alike
-        first = max(0, len(os.path.commonprefix(texts)) - 10)  # noqa: RUF071
-        texts = [f"...{text[first : first + 34]}..." for text in texts]
+        found = []
+        for key in dict.fromkeys([*old, *new]):
+            found += differences(old.get(key, "none"), new.get(key, "none"), f"{where}.{key}".lstrip("."))
+        return found
+    if max(map(len, texts)) > MOST_SHOWN:
+        return [f"{where or 'value'} differs"]
     return [f"{where or 'value'}: {texts[0]} -> {texts[1]}"]
 
 
@@ -193,8 +185,8 @@ class ArtifactWriter:
         written: Mapping[str, FileEntry] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Artifact:
-        """Write the manifest last, and put the folder in its place; `written` and `provenance` as in `finalize`."""
-        listed = []
+        """Write the manifest last, and put the folder in its place; arguments as in `finalize`."""
+        names = []
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
             if path.is_dir() or name == LOCK or name.split("/")[0] in UNLISTED:
@@ -202,28 +194,27 @@ class ArtifactWriter:
             if path.name.startswith("."):  # half-written by a killed process
                 path.unlink()
             else:
-                listed.append(name)
+                names.append(name)
         made = finalize(
             self.folder,
-            listed,
+            names,
             self.kind,
             config=config,
-            parents=parents or {},
+            parents=parents,
             license=license,
-            provenance=provenance,
             written=written,
+            provenance=provenance,
         )
         self._check_free()  # again: it may have been hours
         if self.store.is_local:
             os.replace(self.folder, self.store.path)
             fsync_path(self.store.path.parent)
-            (self.store.path / LOCK).unlink()
-            shutil.rmtree(self.store.path / STATE, ignore_errors=True)
+            cleanup(self.store.path)
         else:
-            for name in [*listed, "provenance.json", "log.jsonl"]:
+            for name in [*names, "provenance.json", "log.jsonl"]:
                 if (self.folder / name).exists():  # not every stage keeps a log
-                    self.store.upload(self.folder / name, name)
-            if not self.store.create(NAME, made.manifest.to_bytes()):
+                    self.store.write(name, self.folder / name)
+            if not self.store.create(MANIFEST, made.manifest.to_bytes()):
                 raise UserError(f"{self.store}: another process has just made it; run the same command again")
             shutil.rmtree(self.folder)
         self._committed = True
@@ -240,7 +231,7 @@ class ArtifactWriter:
     def _check_free(self) -> None:
         """Refuse a place that cannot become this artifact: before the work, and once more at its end."""
         self.store.check_creates()
-        if self.store.children() if self.store.is_local else self.store.exists(NAME):
+        if self.store.children() if self.store.is_local else self.store.exists(MANIFEST):
             raise UserError(f"{self.store}: already exists; choose another --out or remove it")
 
 
@@ -250,26 +241,24 @@ def finalize(
     kind: str,
     *,
     config: Mapping[str, Any],
-    parents: Mapping[str, str],
-    license: str | None,
-    provenance: Mapping[str, Any] | None = None,
+    parents: Mapping[str, str] | None = None,
+    license: str | None = None,
     written: Mapping[str, FileEntry] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Make these files of a folder an artifact: hash and flush them, then write the manifest, last.
 
     Files in `written` are not hashed: their digests are those of the bytes that went into them. When, where and how
     (`provenance`) the work was done goes to provenance.json, which is never listed, so no part of a digest.
     """
-    files = {}
-    for name in sorted(names):
-        path, size = folder / name, (folder / name).stat().st_size
-        files[name] = (written or {}).get(name) or FileEntry(sha256=file_digest(path), bytes=size)
-        if files[name].bytes != size:
-            cut = f"has {size} bytes, {files[name].bytes} were written"
-            raise UserError(f"{path}: {cut}; remove {folder} and run the same command again")
+    files = dict(written or {})
+    for name in names:
+        path = folder / name
+        if name not in files:
+            files[name] = FileEntry(sha256=file_digest(path), bytes=path.stat().st_size)
         fsync_path(path)
-    assert files.keys() >= (written or {}).keys(), "written but not there"
-    manifest = Manifest(kind=kind, config=dict(config), parents=dict(parents), files=files, license=license)
+    assert files.keys() == set(names), "written but not there"
+    manifest = Manifest(kind=kind, config=dict(config), parents=dict(parents or {}), files=files, license=license)
     record = {
         **(provenance or {}),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -279,5 +268,5 @@ def finalize(
         "command": sys.argv,
     }
     write_atomic(folder / "provenance.json", canonical_json(record) + b"\n")
-    write_atomic(folder / NAME, manifest.to_bytes())
+    write_atomic(folder / MANIFEST, manifest.to_bytes())
     return Artifact(Store.at(folder), manifest)

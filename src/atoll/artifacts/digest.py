@@ -31,11 +31,7 @@ def sha256_file(path: Path) -> str:
 def file_digest(path: Path) -> str:
     """sha256 of a file. It is hashed once per process, and again if its inode, size or modification time changes."""
     state = file_state(path)
-    if state not in known_digests:
-        digest = sha256_file(path)
-        remember_digest(state, digest)
-        return digest
-    return known_digests[state]
+    return known_digests.get(state) or remember_digest(state, sha256_file(path))
 
 
 def file_state(path: Path) -> FileState:
@@ -43,10 +39,11 @@ def file_state(path: Path) -> FileState:
     return path.absolute(), found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def remember_digest(state: FileState, digest: str) -> None:
+def remember_digest(state: FileState, digest: str) -> str:
     """Remember a digest of a file whose state was taken before it was read.
 
     A file modified in the last two seconds is not remembered: a second change could bear the same time.
     """
     if time.time_ns() - state[2] > SETTLED_NS:
         known_digests[state] = digest
+    return digest

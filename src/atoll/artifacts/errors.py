@@ -51,15 +51,14 @@ def storage_problem(error: BaseException) -> str | None:
     """What is wrong with a disk or a store, and the fix; None if the error has another cause."""
     if isinstance(error, UserError | PermissionError):  # a refusal is an answer
         return None
-    text = " ".join(str(error).split())
-    if getattr(error, "errno", None) == errno.EDQUOT or os.strerror(errno.ENOSPC) in text:
+    text, number = " ".join(str(error).split()), getattr(error, "errno", None)
+    if number == errno.EDQUOT or os.strerror(errno.ENOSPC) in text:
         return "disk full while writing; free some space and run the same command again"
     library = type(error).__module__.startswith(STORAGE_LIBRARIES)
     if library and CREDENTIALS.search(type(error).__name__):
         keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         return f"no credentials for this object store ({text}); set {keys}"
-    network = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) in UNREACHABLE
-    if library or network:
+    if library or isinstance(error, ConnectionError | TimeoutError) or number in UNREACHABLE:
         why = sanitize(text, 160) or type(error).__name__
         return f"does not answer ({why}); check the URL and the network, then run the same command again"
     return None if error.__cause__ is None else storage_problem(error.__cause__)

@@ -6,31 +6,37 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from errno import EINVAL, ENOTSUP
 from pathlib import Path
 from typing import BinaryIO
 
-import filelock
-
 from .errors import UserError
-from .manifest import STATE
 
 LOCK = ".lock"
+STATE = "state"  # folder of unfinished work inside the artifact that is being made
 
 
 @contextmanager
 def file_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is made; UserError if another process has it. It ends with the process."""
+    with locked(folder / LOCK, wait=False):
+        yield
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
+    """Open a file, which is made with its folder, and hold its lock; no link is followed."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = filelock.FileLock(folder / LOCK).acquire(timeout=0)
-        except filelock.Timeout as error:
-            raise UserError(f"{folder}: another process is working here; wait for it or stop it") from error
-        with lock:
-            if (folder / LOCK).exists():  # the process before may have renamed or removed the folder
-                yield
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "r+b", opener=lambda p, flags: os.open(p, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)) as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError as error:
+                raise UserError(f"{path.parent}: another process is working here; wait for it or stop it") from error
+            # the process before may have renamed or removed it
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+                yield stream
                 return
 
 
@@ -42,7 +48,7 @@ def atomic_file(target: Path, *, create: bool = False) -> Iterator[BinaryIO]:
     killed process leaves under the temporary name is overwritten by the next one that writes this file.
     """
     temporary = target.with_name(f".{target.name}.tmp")
-    with locked(temporary) as stream:
+    with locked(temporary, wait=True) as stream:
         try:
             if create and target.exists():
                 raise FileExistsError(target)
@@ -55,21 +61,6 @@ def atomic_file(target: Path, *, create: bool = False) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
             raise
     fsync_path(target.parent)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, which is made, and hold its lock; no link is followed."""
-    while True:
-        with open(path, "r+b", opener=lambda p, flags: os.open(p, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)) as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            try:
-                held = os.path.samestat(path.stat(), os.fstat(stream.fileno()))
-            except FileNotFoundError:
-                held = False
-            if held:  # otherwise the process before has renamed or removed it
-                yield stream
-                return
 
 
 def write_atomic(target: Path, data: bytes) -> None:
@@ -108,10 +99,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def cleanup(artifact: Path) -> None:
-    """Remove the lock and the working folder of a finished artifact whose process was killed at the very end."""
-    with suppress(UserError, OSError), ExitStack() as locks:  # it lives, or the folder may not be written
-        for folder in (artifact, artifact / STATE):
-            if (folder / LOCK).exists():
-                locks.enter_context(file_lock(folder))
-        shutil.rmtree(artifact / STATE, ignore_errors=True)
+    """Remove the working state of a finished artifact, which nobody needs now, where the folder may be written."""
+    with suppress(OSError):
         (artifact / LOCK).unlink(missing_ok=True)
+    shutil.rmtree(artifact / STATE, ignore_errors=True)

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from .digest import canonical_json, sha256_bytes
 from .errors import UserError, sanitize
+from .files import STATE
 
-NAME = "manifest.json"
-STATE = "state"  # folder of unfinished work inside the artifact that is being made
-MOST_BYTES = 256 * 2**20  # a million files
-UNSAFE = "unsafe file name {!r}: it must be relative and stay inside its folder"
+MANIFEST = "manifest.json"
 DIGEST = r"^[0-9a-f]{64}$"
 # never listed, so that equal work has equal digests: when, where and how fast it was done
-UNLISTED = frozenset({NAME, "provenance.json", "log.jsonl", STATE})
+UNLISTED = frozenset({MANIFEST, "provenance.json", "log.jsonl", STATE})
+
+
+def is_relative(name: str) -> bool:
+    """Whether a file name stays inside its folder on every system."""
+    pure = PurePosixPath(name)
+    return bool(name) and not pure.is_absolute() and ".." not in pure.parts and not set(name) & set("\\\0:")
+
+
+def check_relative(name: str, kind: type[Exception] = UserError) -> str:
+    if not is_relative(name):
+        raise kind(f"unsafe file name {name!r}: it must be relative and stay inside its folder")
+    return name
+
+
+RelativePath = Annotated[str, AfterValidator(lambda name: check_relative(name, ValueError))]
 
 
 class FileEntry(BaseModel):
@@ -34,7 +47,7 @@ class Manifest(BaseModel):
     kind: str
     config: dict[str, Any] = {}
     parents: dict[str, str] = {}
-    files: dict[str, FileEntry] = {}
+    files: dict[RelativePath, FileEntry] = {}
     license: str | None = None
 
     def digest(self) -> str:
@@ -57,31 +70,13 @@ class Reference(BaseModel):
     """An artifact of the same run: `path` is relative to the run, `digest` is what must lie there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    path: str = Field(max_length=400)
+    path: RelativePath = Field(max_length=400)
     digest: str = Field(pattern=DIGEST)
-
-    @field_validator("path")
-    @classmethod
-    def _stays_in_the_run(cls, path: str) -> str:
-        if not is_relative(path):
-            raise ValueError(UNSAFE.format(path))
-        return path
 
     @property
     def name(self) -> str:
         """The name of its folder, such as 03-1f2e3d4c5b6a."""
         return self.path.rpartition("/")[2]
-
-
-def is_relative(name: str) -> bool:
-    """Whether a file name stays inside its folder on every system."""
-    pure = PurePosixPath(name)
-    return bool(name) and not pure.is_absolute() and ".." not in pure.parts and not set(name) & set("\\\0:")
-
-
-def check_relative(name: str) -> None:
-    if not is_relative(name):
-        raise UserError(UNSAFE.format(name))
 
 
 def explain(error: ValidationError) -> str:

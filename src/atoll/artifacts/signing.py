@@ -8,19 +8,17 @@ a name, then a public key. Names come from that file only.
 from __future__ import annotations
 
 import base64
-import hashlib
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-from .digest import canonical_json
+from .digest import canonical_json, sha256_bytes
 from .errors import UserError, sanitize
 
 NAMESPACE = "atoll"
 MOST_SIGNATURE = 16 * 2**10
 BEGIN = b"-----BEGIN SSH SIGNATURE-----"
-PATIENCE = 600  # seconds, for a passphrase to be typed or a hardware key to be touched
 
 
 def statement(what: str, **digests: str) -> bytes:
@@ -33,10 +31,7 @@ def sign(data: bytes, key: str | Path) -> bytes:
     path = Path(key).expanduser()
     if not path.is_file():
         raise UserError(f"--key {key}: no such file; give an SSH key such as ~/.ssh/id_ed25519")
-    done = ssh_keygen("-Y", "sign", "-n", NAMESPACE, "-f", str(path), feed=data)
-    if done.returncode != 0 or BEGIN not in done.stdout:
-        raise unusable(key, done)
-    return done.stdout
+    return used(key, ssh_keygen("-Y", "sign", "-n", NAMESPACE, "-f", str(path), feed=data))
 
 
 def signer(data: bytes, signature: bytes, allowed: bytes) -> str | None:
@@ -47,10 +42,10 @@ def signer(data: bytes, signature: bytes, allowed: bytes) -> str | None:
         names, file = Path(place) / "allowed_signers", Path(place) / "signature"
         names.write_bytes(allowed)
         file.write_bytes(signature)
-        found = ssh_keygen("-Y", "find-principals", "-s", str(file), "-f", str(names))
+        files = ("-f", str(names), "-s", str(file))
+        found = ssh_keygen("-Y", "find-principals", *files)
         for name in found.stdout.decode(errors="replace").splitlines() if found.returncode == 0 else ():
-            options = ("-n", NAMESPACE, "-I", name, "-f", str(names), "-s", str(file))
-            if ssh_keygen("-Y", "verify", *options, feed=data).returncode == 0:
+            if ssh_keygen("-Y", "verify", "-n", NAMESPACE, "-I", name, *files, feed=data).returncode == 0:
                 return sanitize(name, 80)
     return None
 
@@ -59,13 +54,8 @@ def public_key(key: str | Path) -> str:
     """The public half of a key, as a line of an allowed_signers file has it after the name."""
     path = Path(key).expanduser()
     public = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
-    if public.is_file():
-        parts = public.read_text(errors="replace").split()
-    else:
-        done = ssh_keygen("-y", "-f", str(path))
-        parts = done.stdout.decode(errors="replace").split()
-        if done.returncode != 0:
-            raise unusable(key, done)
+    text = public.read_bytes() if public.is_file() else used(key, ssh_keygen("-y", "-f", str(path)))
+    parts = text.decode(errors="replace").split()
     if len(parts) < 2:
         raise UserError(f"--key {key}: has no public half; use a key that ssh-keygen made")
     return f"{parts[0]} {parts[1]}"
@@ -73,7 +63,7 @@ def public_key(key: str | Path) -> str:
 
 def fingerprint(key: str | Path) -> str:
     """A short name of a key: 16 hexadecimal digits of the SHA-256 of its public half."""
-    return hashlib.sha256(base64.b64decode(public_key(key).split()[1])).hexdigest()[:16]
+    return sha256_bytes(base64.b64decode(public_key(key).split()[1]))[:16]
 
 
 def allowed_line(name: str, key: str | Path) -> bytes:
@@ -84,12 +74,12 @@ def ssh_keygen(*arguments: str, feed: bytes = b"") -> subprocess.CompletedProces
     program = shutil.which("ssh-keygen")
     if program is None:
         raise UserError("ssh-keygen: not found, and signatures need it; install OpenSSH (8.2 or newer)")
-    try:
-        return subprocess.run([program, *arguments], input=feed, capture_output=True, timeout=PATIENCE, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise UserError("ssh-keygen: does not answer; is it waiting for a passphrase? use ssh-agent") from error
+    return subprocess.run([program, *arguments], input=feed, capture_output=True, check=False)
 
 
-def unusable(key: str | Path, done: subprocess.CompletedProcess[bytes]) -> UserError:
-    why = (done.stderr.decode(errors="replace").strip() or "no reason given").splitlines()[-1]
-    return UserError(f"--key {key}: ssh-keygen cannot use it ({sanitize(why, 120)}); use another key")
+def used(key: str | Path, done: subprocess.CompletedProcess[bytes]) -> bytes:
+    """What ssh-keygen made of a key; UserError if it could not use it."""
+    if done.returncode != 0:
+        why = (done.stderr.decode(errors="replace").strip() or "no reason given").splitlines()[-1]
+        raise UserError(f"--key {key}: ssh-keygen cannot use it ({sanitize(why, 120)}); use another key")
+    return done.stdout

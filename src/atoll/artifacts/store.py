@@ -1,6 +1,6 @@
 """Where artifacts live: a folder, an object store of fsspec, or a web server, which can only be read.
 
-A `Store` is one folder or one key prefix. A PUT to an object store is atomic, as `write_atomic` is on a disk.
+A `Store` is one folder or one key prefix. A PUT to an object store is atomic, as `atomic_file` is on a disk.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 
+from . import web
 from .digest import sha256_bytes
 from .errors import UserError
-from .files import atomic_file, write_atomic
+from .files import atomic_file
 from .manifest import check_relative, is_relative
-from .web import CHUNK, SCHEMES, WebFiles
 
 # schemes whose client sends the condition "only if absent" with the bytes; all others look first and write then
 CONDITIONAL = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 PAUSES = (0.5, 2.0)  # seconds before reading is tried again after a lost connection
+CHUNK = 2**20
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Store:
-    """One place. `url` is a local path or an fsspec URL such as `s3://bucket/run`."""
+    """One place. `url` is a local path or a URL such as `s3://bucket/run`."""
 
     url: str
 
@@ -43,20 +44,23 @@ class Store:
         if isinstance(place, Store):
             return place
         scheme, colon, rest = str(place).partition("://")
-        if not colon:
-            return Store(str(Path(place).expanduser().absolute()))
-        if scheme in ("file", "local"):
-            return Store(str(Path(rest).absolute()))
+        if not colon or scheme in ("file", "local"):
+            return Store(str(Path(rest if colon else place).expanduser().absolute()))
         if scheme not in fsspec.available_protocols():
-            raise UserError(f"{place}: unknown storage scheme {scheme}://; use a folder or an fsspec URL like s3://")
+            raise UserError(f"{place}: unknown storage scheme {scheme}://; use a folder or a URL such as s3://bucket")
         return Store(str(place).rstrip("/"))
 
     def __str__(self) -> str:
         return self.url
 
     @property
+    def scheme(self) -> str:
+        """Such as s3; empty for a local folder."""
+        return self.url.partition("://")[0] if "://" in self.url else ""
+
+    @property
     def is_local(self) -> bool:
-        return "://" not in self.url
+        return self.scheme == ""
 
     @property
     def path(self) -> Path:
@@ -79,9 +83,7 @@ class Store:
         return self.parent.child(name)
 
     def child(self, *parts: str) -> Store:
-        for part in parts:
-            check_relative(part)
-        return Store("/".join([self.url.rstrip("/"), *parts]))
+        return Store("/".join([self.url.rstrip("/"), *map(check_relative, parts)]))
 
     def exists(self, name: str = "") -> bool:
         filesystem, path = self._at(name)
@@ -96,30 +98,45 @@ class Store:
             return []
         return sorted(name for name in names if is_relative(name))
 
-    def read(self, name: str, most: int | None = None) -> bytes:
-        """The whole of a small file; of one larger than `most` bytes, the first `most` + 1."""
+    def modified(self, name: str) -> datetime | None:
+        """When a file was last written by the store's own clock, in UTC; None where the store has none."""
         filesystem, path = self._at(name)
-        if self.is_local and Path(path).exists() and not Path(path).is_file():  # a pipe may never have any bytes
-            raise OSError(EINVAL, "not a regular file", path)
         try:
-            return retried(lambda: bytes(filesystem.cat_file(path, end=None if most is None else most + 1)))
-        except OSError as error:
-            if not self.is_local and error.errno == EINVAL and filesystem.size(path) == 0:
-                return b""  # S3 refuses to send a part of an empty file
-            raise
+            return filesystem.modified(path).astimezone(UTC)  # type: ignore[no-any-return]
+        except NotImplementedError:
+            return None
+
+    def remove(self, name: str) -> None:
+        """Remove a file; FileNotFoundError where it is missing."""
+        filesystem, path = self._at(name)
+        filesystem.rm_file(path)
 
     @contextmanager
     def opened(self, name: str, most: int | None = None) -> Iterator[BinaryIO]:
         """A file to be read in parts, of which a web server may send `most` bytes."""
+        if self.scheme in web.SCHEMES:
+            with web.get(f"{self.url}/{check_relative(name)}", most) as stream:
+                yield stream
+            return
         filesystem, path = self._at(name)
-        with filesystem.open(path, "rb", **({"most": most} if isinstance(filesystem, WebFiles) else {})) as stream:
+        if self.is_local and Path(path).exists() and not Path(path).is_file():  # a pipe may never have any bytes
+            raise OSError(EINVAL, "not a regular file", path)
+        with filesystem.open(path, "rb") as stream:
             yield stream
+
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """The whole of a small file; of one larger than `most` bytes, the first `most` + 1."""
+
+        def attempt() -> bytes:
+            with self.opened(name, None if most is None else most + 1) as stream:
+                return stream.read() if most is None else stream.read(most + 1)
+
+        return retried(attempt)
 
     def download(self, name: str, sha256: str, most: int | None = None) -> Path:
         """A verified local copy of a remote file of at most `most` bytes, fetched once and named by its digest."""
         kept = cache_folder() / sha256[:2] / sha256
         if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
             retried(lambda: self._fetch(name, kept, sha256, most))
         return kept
 
@@ -135,29 +152,32 @@ class Store:
             if (found := digest.hexdigest()) != sha256:
                 raise UserError(f"{self.url}/{name}: sha256 is {found[:12]}, expected {sha256[:12]}; get it again")
 
-    def write(self, name: str, data: bytes) -> None:
-        """Replace one small file in one step: a reader sees the old bytes or the new ones, never a part."""
+    def write(self, name: str, data: bytes | Path, *, create: bool = False) -> None:
+        """Write a file, or a copy of a local one, in one step: a reader sees the old bytes or the new, never a part.
+
+        With `create`, FileExistsError if there is one.
+        """
         filesystem, path = self._at(name)
         if self.is_local:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(Path(path), data)
+            with atomic_file(Path(path), create=create) as target:
+                if isinstance(data, bytes):
+                    target.write(data)
+                else:
+                    with data.open("rb") as source:
+                        shutil.copyfileobj(source, target)
+        elif isinstance(data, bytes):
+            filesystem.pipe_file(path, data, mode="create" if create else "overwrite")
         else:
-            filesystem.pipe_file(path, data)
+            filesystem.put_file(str(data), path)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write one small file unless its name is taken, or being taken: then False, and nothing is changed.
+        """Write a small file unless its name is taken, or being taken: then False, and nothing is changed.
 
-        Of several that create the same name at once at most one gets True; a reader sees the whole file or none.
+        Of several that create the same name at once at most one gets True.
         """
         self.check_creates()
-        filesystem, path = self._at(name)
         try:
-            if self.is_local:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                with atomic_file(Path(path), create=True) as stream:
-                    stream.write(data)
-            else:
-                filesystem.pipe_file(path, data, mode="create")
+            self.write(name, data, create=True)
         except FileExistsError:
             return False
         except OSError as error:
@@ -169,45 +189,19 @@ class Store:
 
     def check_creates(self) -> None:
         """Refuse, before any work is done, a store on which `create` cannot keep its promise."""
-        scheme, colon, _ = self.url.partition("://")
-        if colon and scheme not in CONDITIONAL:
+        if self.scheme and self.scheme not in CONDITIONAL:
             raise UserError(
-                f"{self.url}: {scheme}:// cannot create a file only if it is absent, so two organizers at once would "
-                "undo each other; use a folder, or S3, Google Cloud or Azure storage"
+                f"{self.url}: {self.scheme}:// cannot create a file only if it is absent, so two organizers at once "
+                "would undo each other; use a folder, or S3, Google Cloud or Azure storage"
             )
-
-    def modified(self, name: str) -> datetime | None:
-        """When a file was last written by the store's own clock, in UTC; None where the store has none."""
-        filesystem, path = self._at(name)
-        try:
-            return filesystem.modified(path).astimezone(UTC)  # type: ignore[no-any-return]
-        except NotImplementedError:
-            return None
-
-    def upload(self, source: Path, name: str) -> None:
-        """Copy one local file to this place in one step."""
-        filesystem, path = self._at(name)
-        if self.is_local:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            with source.open("rb") as original, atomic_file(Path(path)) as copy:
-                shutil.copyfileobj(original, copy)
-        else:
-            filesystem.put_file(str(source), path)
-
-    def remove(self, name: str) -> None:
-        """Remove a file; FileNotFoundError where it is missing."""
-        filesystem, path = self._at(name)
-        filesystem.rm_file(path)
 
     def _at(self, name: str = "") -> tuple[fsspec.AbstractFileSystem, str]:
         """The file system and the path in it of a file below this place, or of the place itself."""
-        if name:
-            check_relative(name)
-        place = f"{self.url}/{name}" if name else self.url
+        place = f"{self.url}/{check_relative(name)}" if name else self.url
         if self.is_local:
             return fsspec.filesystem("file"), place
-        if place.partition("://")[0] in SCHEMES:
-            return WebFiles(), place
+        if self.scheme in web.SCHEMES:
+            raise UserError(f"{self.url}: a web server can only be read, file by file; use a folder, or s3:// and such")
         filesystem, path = fsspec.core.url_to_fs(place)
         filesystem.invalidate_cache(path)  # others write here too, so no listing is kept
         return filesystem, path

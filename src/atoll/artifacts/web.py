@@ -1,4 +1,4 @@
-"""Files of an https or http server, read with the standard library only, so that contributors install nothing more.
+"""GET from an https or http server with the standard library only, so that contributors install nothing more.
 
 The server is untrusted. One request has one byte limit and one deadline, over connections, redirects, headers, body
 and trailers. No redirect leads from https to http, or away from the named host to a private address.
@@ -11,15 +11,13 @@ import io
 import ipaddress
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
-
-import fsspec
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from .errors import UserError, sanitize
 
@@ -27,67 +25,41 @@ SCHEMES = ("https", "http")
 PATIENCE = 60.0  # seconds that a request may take
 PACE = 4096  # bytes per second beyond that
 OVERHEAD = 2**20  # bytes of redirects, headers, chunk sizes and trailers
-CHUNK = 2**20
 
 
-class WebFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """As much of a file system as a web server is: paths are URLs, and files can be read."""
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """The first `end` bytes of a file, or the whole of it."""
-        data = bytearray()
-        with self.open(path, "rb", most=end) as stream:
-            while part := stream.read(CHUNK if end is None else min(CHUNK, end - len(data))):
-                data += part
-        return bytes(data)
-
-    @contextmanager
-    def open(self, path: str, mode: str = "rb", *, most: int | None = None, **_: Any) -> Iterator[Any]:
-        """The body of a file as a stream of at most `most` bytes, or of as many as the server announces."""
-        if mode != "rb":
-            self.ls(path)
-        try:
-            parts = urlsplit(path)
-            limits = Limits(path, parts.netloc)
-            url = parts._replace(path=quote(parts.path, safe="/%:@!$&'()*+,;=~-._")).geturl()
-            request = urllib.request.Request(url, headers={"User-Agent": "atoll", "Accept-Encoding": "identity"})
-            with urllib.request.build_opener(Redirects, limits).open(request, timeout=PATIENCE) as answer:
-                size = answer.length if most is None else most
-                if size is None:
-                    raise UserError(f"{path}: the server does not announce its size; put it on one that does")
-                limits.most += 2 * size
-                yield answer
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in (404, 410):
-                raise FileNotFoundError(path) from error
-            if error.code >= 500:
-                raise ConnectionError(f"the server answers {error.code}") from error
-            why = "access denied" if error.code in (401, 403) else f"the server answers {sanitize(str(error.reason))}"
-            raise UserError(f"{path}: {why} ({error.code}); check the URL, or ask its owner") from error
-        except (urllib.error.URLError, http.client.HTTPException, ValueError) as error:
-            raise ConnectionError(str(getattr(error, "reason", f"no valid HTTP, {type(error).__name__}"))) from error
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
-        raise UserError(f"{path}: a web server can only be read, file by file; use a folder or a store such as s3://")
+@contextmanager
+def get(url: str, most: int | None) -> Iterator[BinaryIO]:
+    """The body of a file as a stream of at most `most` bytes, or of as many as the server announces."""
+    limits, parts = Limits(url), urlsplit(url)
+    quoted = parts._replace(path=quote(parts.path, safe="/%:@!$&'()*+,;=~-._")).geturl()
+    try:
+        request = Request(quoted, headers={"User-Agent": "atoll", "Accept-Encoding": "identity"})
+        with build_opener(limits).open(request, timeout=PATIENCE) as answer:
+            size = answer.length if most is None else most
+            if size is None:
+                raise UserError(f"{url}: the server does not announce its size; put it on one that does")
+            limits.most += 2 * size
+            yield answer
+    except HTTPError as error:
+        error.close()
+        if error.code in (404, 410):
+            raise FileNotFoundError(url) from error
+        if error.code >= 500:
+            raise ConnectionError(f"the server answers {error.code}") from error
+        why = "access denied" if error.code in (401, 403) else f"the server answers {sanitize(str(error.reason))}"
+        raise UserError(f"{url}: {why} ({error.code}); check the URL, or ask its owner") from error
+    except (URLError, http.client.HTTPException, ValueError) as error:
+        raise ConnectionError(str(getattr(error, "reason", f"no valid HTTP, {type(error).__name__}"))) from error
 
 
-class Redirects(urllib.request.HTTPRedirectHandler):
+class Limits(HTTPHandler, HTTPSHandler, HTTPRedirectHandler):
+    """Opens the connections of one request, follows its redirects, and counts its seconds and bytes."""
+
     max_redirections = 5
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not newurl.startswith("https://" if req.type == "https" else ("https://", "http://")):
-            raise UserError(f"{req.full_url}: redirects to {sanitize(newurl, 80)}, which is refused; use another URL")
-        fp.close()  # its body is not read
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-class Limits(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens the connections of one request, and counts its seconds and bytes."""
-
-    def __init__(self, url: str, named: str) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__()
-        self.url, self.named = url, named
+        self.url, self.named = url, urlsplit(url).netloc
         self.began, self.seen, self.most = time.monotonic(), 0, OVERHEAD
 
     def seconds_left(self) -> float:
@@ -100,18 +72,21 @@ class Limits(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
             )
         return left
 
-    def http_open(self, req: Any) -> Any:
-        return self.do_open(partial(self.connection, http.client.HTTPConnection, req), req)
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://" if req.type == "https" else ("https://", "http://")):
+            raise UserError(f"{req.full_url}: redirects to {sanitize(newurl, 80)}, which is refused; use another URL")
+        fp.close()  # its body is not read
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
-    def https_open(self, req: Any) -> Any:
-        return self.do_open(partial(self.connection, http.client.HTTPSConnection, req), req)
+    def do_open(self, http_class: Any, req: Any, **settings: Any) -> Any:
+        def connection(host: str, **more: Any) -> Any:
+            made = http_class(host, **more)
+            proxied = req.has_proxy() or req._tunnel_host  # a proxy decides itself where it connects to
+            made._create_connection = partial(self.connect, public=req.host != self.named and not proxied)
+            made.response_class = partial(Answer, limits=self)
+            return made
 
-    def connection(self, kind: Any, req: Any, host: str, **settings: Any) -> Any:
-        made = kind(host, **settings)
-        proxied = req.has_proxy() or req._tunnel_host  # a proxy decides itself where it connects to
-        made._create_connection = partial(self.connect, public=req.host != self.named and not proxied)
-        made.response_class = partial(Answer, limits=self)
-        return made
+        return super().do_open(connection, req, **settings)  # `http_class` is only called
 
     def connect(self, place: tuple[str, int], *_: Any, public: bool) -> socket.socket:
         """A connection. What is checked is the address of the open socket, whatever a name server may answer."""
@@ -119,9 +94,8 @@ class Limits(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         address = ipaddress.ip_address(made.getpeername()[0].partition("%")[0])
         if public and not (getattr(address, "ipv4_mapped", None) or address).is_global:
             made.close()
-            raise UserError(
-                f"{self.url}: redirects to {sanitize(place[0], 60)}, a private address ({address}); refused"
-            )
+            where = f"{sanitize(place[0], 60)}, a private address ({address})"
+            raise UserError(f"{self.url}: redirects to {where}; refused")
         made.settimeout(self.seconds_left())
         return made
 

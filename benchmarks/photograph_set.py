@@ -126,8 +126,8 @@ def partitioned(features: np.ndarray, count: int) -> Tensor:
     from atoll.partition.kmeans import KMeans
 
     none = np.zeros(0, dtype=np.int64)
-    method = KMeans(cells=CELLS, balance=BALANCE, balance_required=True, threads=2)
-    return torch.from_numpy(method.fitted(features, none, [], count, 0).assign(features, none, []))
+    method = KMeans(cells=CELLS, balance=BALANCE, threads=2)
+    return torch.from_numpy(method.assign(method.fit(features, none, [], count, 0), features, none, []))
 
 
 def captions(classes: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -30,8 +30,8 @@ class Brightness(Method):
             raise UserError(f"-k {clusters}: too few different brightnesses; use a smaller -k")
         return {"edges": edges}
 
-    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
-        return np.searchsorted(self.state["edges"], self.brightness(features), side="right")
+    def assign(self, state: State, features: Array, labels: Array, ids: Sequence[str]) -> Array:
+        return np.searchsorted(state["edges"], self.brightness(features), side="right")
 
     def brightness(self, features: Array) -> Array:
         return features.mean(1, dtype=np.float64).clip(min=0) ** self.gamma

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .data.config import PrepareConfig
-from .partition.config import PartitionConfig
+from .partition.methods import PartitionConfig
 from .pipeline.settings import Asked, EvalConfig, RunSettings
 from .planning.recipes import PlanConfig, recipe
 

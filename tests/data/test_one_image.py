@@ -19,7 +19,7 @@ from atoll.data.dataset import LatentDataset
 from atoll.data.prepare import prepare
 from atoll.data.sources import Example
 from atoll.data.space import LatentConfig
-from atoll.partition.config import PartitionConfig
+from atoll.partition.methods import PartitionConfig
 from atoll.partition.stage import partition
 from image_forms import folder, pictures
 

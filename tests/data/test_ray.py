@@ -8,7 +8,7 @@ import pytest
 
 from atoll.data.prepare import prepare
 from atoll.executor import Executor, RayExecutor
-from atoll.partition.config import PartitionConfig
+from atoll.partition.methods import PartitionConfig
 from atoll.partition.stage import partition
 from image_forms import CONFIG, pictures, tars
 

@@ -11,7 +11,7 @@ import pytest
 from atoll.artifacts import Artifact
 from atoll.data.prepare import prepare
 from atoll.data.sources import Example, open_source
-from atoll.partition.config import PartitionConfig
+from atoll.partition.methods import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan
 from image_forms import CONFIG, FORMS, folder, pictures

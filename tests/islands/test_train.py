@@ -25,7 +25,7 @@ from atoll.islands.launch import Island, hand_out, logged_images
 from atoll.islands.order import read_order
 from atoll.islands.task import ExpertTask
 from atoll.islands.train import expert_task, shards_of, train
-from atoll.partition.config import PartitionConfig
+from atoll.partition.methods import PartitionConfig
 from atoll.partition.stage import partition
 from atoll.planning import plan, recipe
 from atoll.training import StopRequested

@@ -8,7 +8,7 @@ import typer
 
 from ..data.sources import open_source
 from ..demo import DEVICE, demo_settings, tiny_settings
-from ..partition.config import LARGEST_SEED
+from ..partition.methods import LARGEST_SEED
 from ..pipeline.settings import write_once
 from .run import place_for, run_and_print
 

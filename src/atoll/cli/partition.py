@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from ..artifacts import Store, find
 from ..executor import make_executor
-from ..partition.config import PartitionConfig
+from ..partition.methods import PartitionConfig
+from ..partition.report import read_clusters
 from ..partition.stage import partition as partition_stage
 from .options import Engine, Plugins, RayAddress, Settings, merge, parse_value, with_settings
 from .progress import progress
@@ -41,8 +41,7 @@ def partition(
       atoll partition runs/demo/data -k 8 --method random --out runs/random/partition
     """
     if balance is not None:
-        bound = parse_value(balance)
-        options = {"balance": bound} | ({} if bound is None else {"balance_required": True})
+        options = {"balance": parse_value(balance)}
         settings = replace(settings, changes=merge(settings.changes, {"options": options}))
     config = settings.over(PartitionConfig())
     settings.show(config, "partition")
@@ -51,15 +50,13 @@ def partition(
     executor = make_executor(engine, workers, ray_address)
     with progress() as display:
         made = partition_stage(data, place, config, onto=onto, executor=executor, progress=display)
-    sizes = [cluster["train"] for cluster in json.loads(made.read("sizes.json"))["clusters"]]
-    quality, aim = json.loads(made.read("quality.json")), made.config["options"].get("balance")
+    summary, aim = read_clusters(made), made.config["options"].get("balance")
+    sizes = [cluster["train"] for cluster in summary["clusters"]]
     print_line(
         f"{'already there' if there else 'partitioned'}: {made.store}  {len(sizes)} clusters of "
         f"{', '.join(f'{size:,}' for size in sizes)} training samples  {made.digest[:12]}"
     )
-    if made.config["method"] == "label" and quality["unlabelled"]:
-        print_line(f"  without a label: {quality['unlabelled']:,}, assigned by a hash of their id")
-    if aim is not None and quality["balance"] > SLACK * aim:
-        print_line(f"  balance {quality['balance']} is the best these samples allow; {aim:g} was the aim")
-    agreement = "" if quality["nmi"] is None else f", agreement with labels {quality['nmi']['clusters']}"
-    print_line(f"  balance {quality['balance']}{agreement}; see partition.html")
+    if aim is not None and summary["balance"] > SLACK * aim:
+        print_line(f"  balance {summary['balance']} is the best these samples allow; {aim:g} was the aim")
+    agreement = "" if summary["nmi"] is None else f", agreement with labels {summary['nmi']}"
+    print_line(f"  balance {summary['balance']}{agreement}; see partition.html")

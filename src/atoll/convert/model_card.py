@@ -188,7 +188,7 @@ def facts_of_run(run: Store, ensemble: Ensemble) -> dict[str, Any]:
     """What lies in the run: the data, the sizes of the clusters, and the evaluation of this very model."""
     facts: dict[str, Any] = {}
     if (partition := find(place_of(run, ensemble.version.partition))) is not None:
-        facts["sizes"] = [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
+        facts["sizes"] = [size["train"] for size in json.loads(partition.read("clusters.json"))["clusters"]]
     if (data := find(place_of(run, ensemble.version.data))) is not None:
         facts |= {"data": data, "license": data.manifest.license}
     if not run.exists("evaluation.json"):

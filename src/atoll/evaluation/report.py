@@ -16,7 +16,7 @@ from PIL import Image
 
 from ..artifacts import Artifact, Store, find
 from ..islands.expert import read_expert_card
-from ..partition.quality import describe_clusters
+from ..partition.report import description, read_clusters
 from ..registry.versions import Member, Version, open_ensemble, open_reference, place_of
 from ..router.card import read_router_card
 from .evaluate import Configuration
@@ -126,14 +126,15 @@ def router_is_blind(run: Store, version: Version) -> bool:
 def cluster_card(run: Store, version: Version, member: Member) -> dict[str, Any]:
     """What is shown of a cluster and its expert."""
     partition, expert = open_reference(run, version.partition, "partition"), Artifact.open(place_of(run, member))
+    cluster = read_clusters(partition)["clusters"][member.cluster]
     known = {other.digest: other.name for other in version.experts}
     start = expert.manifest.parents.get("init")
     return {
         "number": member.cluster,
         "color": expert_color(member.cluster),
         "sheet": data_uri(Image.open(partition.file(f"sheets/{member.cluster:02d}.png"))),
-        "images": json.loads(partition.read("sizes.json"))["clusters"][member.cluster]["train"],
-        "lines": describe_clusters(partition)[member.cluster],
+        "images": cluster["train"],
+        "lines": description(cluster),
         "objective": member.objective,
         "val_loss": member.val_loss,
         "start": known.get(start or "", start and start[:12]) or read_expert_card(expert).origin,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..artifacts import Artifact, UserError
 from ..data.index import Index
 
-FILE = "assignment.parquet"
+ASSIGNMENT = "assignment.parquet"
 
 
 def write_assignment(path: Path, index: Index, clusters: np.ndarray) -> None:
@@ -24,7 +24,7 @@ def write_assignment(path: Path, index: Index, clusters: np.ndarray) -> None:
 
 def assigned_clusters(index: Index, partition: Artifact) -> np.ndarray:
     """The cluster int64 [N] that a partition assigns to every row of a data index; -1 where it assigns none."""
-    table = pq.read_table(partition.file(FILE))
+    table = pq.read_table(partition.file(ASSIGNMENT))
     place = pc.index_in(index.table["id"], value_set=table["id"].combine_chunks())
     return np.asarray(table["cluster"].take(place).fill_null(-1).to_numpy(), dtype=np.int64)
 
@@ -32,9 +32,6 @@ def assigned_clusters(index: Index, partition: Artifact) -> np.ndarray:
 def clusters_of(index: Index, partition: Artifact) -> Tensor:
     """The cluster int64 [N] of every row of a data index."""
     clusters = assigned_clusters(index, partition)
-    if len(missing := np.flatnonzero(clusters < 0)):
-        raise UserError(
-            f"{partition.store}: assigns no cluster to {len(missing)} samples of the data, such as "
-            f"{index.table['id'][int(missing[0])].as_py()[:12]}; partition this data again"
-        )
+    if missing := int((clusters < 0).sum()):
+        raise UserError(f"{partition.store}: assigns no cluster to {missing} samples; partition this data again")
     return torch.from_numpy(clusters)

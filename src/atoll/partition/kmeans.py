@@ -6,7 +6,6 @@ kept by choosing which cells make a cluster, not by moving samples.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,35 +29,28 @@ class KMeans(Method):
     balance: float | None = Field(
         default=2.0, ge=1, allow_inf_nan=False, description="largest over smallest cluster; None: no bound"
     )
-    balance_required: bool = Field(default=False, description="fail if the bound cannot be kept")
     threads: int = Field(default=1, gt=0, description="of faiss; they change the last bits of the result")
 
     def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         points = unit_length(features)
-        distinct = len({hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in points})
-        if clusters > distinct:
-            raise UserError(
-                f"-k {clusters}: there are only {distinct} different training samples to cluster; use a smaller -k"
-            )
-        count = min(distinct, max(clusters, min(self.cells, len(points) // ROWS_PER_CELL)))
+        count = min(len(points), max(clusters, min(self.cells, len(points) // ROWS_PER_CELL)))
         with faiss_threads(self.threads):
             cells = kmeans(points, count, seed)
-            owner = nearest(points, cells)
-        # a cell without samples would attract samples that are added later
-        used, sizes = np.unique(owner, return_counts=True)
-        cells = np.ascontiguousarray(cells[used])
-        if len(cells) < clusters:
-            raise UserError(f"-k {clusters}: k-means found only {len(cells)} separate groups; use a smaller -k")
-        with faiss_threads(1):  # so small that threads wait for each other twenty times as long as they compute
+            # a cell without samples would attract samples that are added later
+            used, sizes = np.unique(nearest(points, cells), return_counts=True)
+            if len(used) < clusters:
+                raise UserError(f"-k {clusters}: k-means found only {len(used)} separate groups; use a smaller -k")
+            cells = np.ascontiguousarray(cells[used])
             cluster_of = coarse_clusters(cells, sizes, clusters, seed)
         if self.balance is not None:
-            cluster_of = rebalance(cells, sizes, cluster_of, clusters, self.balance, required=self.balance_required)
-        return {"cells": cells, "cluster_of": relabel_by_size(cluster_of, sizes, clusters)}
+            cluster_of = rebalance(cells, sizes, cluster_of, clusters, self.balance)
+        largest_first = np.argsort(-np.bincount(cluster_of, weights=sizes, minlength=clusters), kind="stable")
+        return {"cells": cells, "cluster_of": np.argsort(largest_first)[cluster_of]}
 
-    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
+    def assign(self, state: State, features: Array, labels: Array, ids: Sequence[str]) -> Array:
         with faiss_threads(self.threads):
-            owner = nearest(unit_length(features), self.state["cells"])
-        return np.asarray(self.state["cluster_of"][owner], dtype=np.int64)
+            cell = nearest(unit_length(features), state["cells"])
+        return np.asarray(state["cluster_of"][cell], dtype=np.int64)
 
 
 def unit_length(features: Array) -> Array:
@@ -78,15 +70,8 @@ def kmeans(points: Array, k: int, seed: int, weights: Array | None = None, start
     """faiss k-means on all points, the best of `starts`; centroids float32 [k, D]."""
     if k == len(points):
         return points.copy()
-    engine = faiss.Kmeans(
-        points.shape[1],
-        k,
-        niter=ITERATIONS,
-        nredo=starts,
-        seed=seed,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(points),
-    )
+    bounds = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}
+    engine = faiss.Kmeans(points.shape[1], k, niter=ITERATIONS, nredo=starts, seed=seed, **bounds)
     engine.train(points, weights=weights)
     return np.array(engine.centroids, dtype=np.float32).reshape(k, -1)
 
@@ -104,45 +89,25 @@ def coarse_clusters(cells: Array, sizes: Array, clusters: int, seed: int) -> Arr
     return cluster_of
 
 
-def rebalance(cells: Array, sizes: Array, cluster_of: Array, clusters: int, bound: float, required: bool) -> Array:
+def rebalance(cells: Array, sizes: Array, cluster_of: Array, clusters: int, bound: float) -> Array:
     """Move cells between clusters until the largest is at most `bound` times the smallest, or as near as they allow.
 
     A move takes a cell out of the largest cluster or into the smallest one, never makes its new cluster as large as
     the old one was, and is the one that adds least squared distance per sample moved. Each move lowers the sum of
     squared sizes, so the loop ends.
     """
-    cells, cluster_of = cells.astype(np.float64), cluster_of.copy()
-    member = (cluster_of[None, :] == np.arange(clusters)[:, None]) * sizes.astype(np.float64)  # [K, F]
-    mass, total = member.sum(1), member @ cells
-    distance = squared_distances(cells, total / mass[:, None])  # [F, K]
-    every, length = np.arange(len(cells)), (cells**2).sum(1)
-    while mass.max() > bound * mass.min():
-        cost = distance - distance[every, cluster_of][:, None]
-        allowed = mass[None, :] + sizes[:, None] < mass[cluster_of][:, None]
-        allowed &= (cluster_of == mass.argmax())[:, None] | (np.arange(clusters) == mass.argmin())[None, :]
-        if not allowed.any() and not required:
-            break
-        if not allowed.any():
-            raise UserError(
-                f"--balance {bound:g}: cannot be reached, the best is {mass.max() / mass.min():.3g} with "
-                f"{len(cells)} cells; raise it, or use more cells (--set options.cells=N) or a smaller -k"
-            )
-        cell, target = np.unravel_index(np.where(allowed, cost, np.inf).argmin(), cost.shape)
-        for cluster, sign in ((cluster_of[cell], -1.0), (target, 1.0)):
-            mass[cluster] += sign * sizes[cell]
-            total[cluster] += sign * sizes[cell] * cells[cell]
-            center = total[cluster] / mass[cluster]
-            distance[:, cluster] = length - 2.0 * cells @ center + center @ center
+    cluster_of, every, numbers = cluster_of.copy(), np.arange(len(cells)), np.arange(clusters)
+    while True:
+        mass = np.bincount(cluster_of, weights=sizes, minlength=clusters)
+        member = (cluster_of == numbers[:, None]) * sizes  # [K, F]
+        distance = squared_distances(cells, member @ cells.astype(np.float64) / mass[:, None])  # [F, K]
+        allowed = mass + sizes[:, None] < mass[cluster_of][:, None]
+        allowed &= (cluster_of == mass.argmax())[:, None] | (numbers == mass.argmin())
+        if mass.max() <= bound * mass.min() or not allowed.any():
+            return cluster_of
+        cost = np.where(allowed, distance - distance[every, cluster_of][:, None], np.inf)
+        cell, target = np.unravel_index(cost.argmin(), cost.shape)
         cluster_of[cell] = target
-    return cluster_of
-
-
-def relabel_by_size(cluster_of: Array, sizes: Array, clusters: int) -> Array:
-    """Number the clusters from the largest to the smallest; equal ones by their first cell."""
-    mass = np.bincount(cluster_of, weights=sizes, minlength=clusters)
-    first = np.array([np.flatnonzero(cluster_of == k)[0] for k in range(clusters)])
-    order = np.lexsort((first, -mass))
-    return np.asarray(np.argsort(order)[cluster_of])
 
 
 def squared_distances(a: Array, b: Array) -> Array:

@@ -30,7 +30,7 @@ from ..data.shards import (
     write_shard,
 )
 from ..executor import Executor
-from .config import PartitionConfig
+from .methods import PartitionConfig
 
 CLUSTERS = "clusters"
 
@@ -60,18 +60,19 @@ def write_clusters(
     clusters int64 [N]; new bool [N]: the samples to write. Those of an `old` partition are linked from there, under
     their old names, so that an island that has them fetches only the new ones.
     """
-    written: dict[str, FileEntry] = {}
-    if old is not None:
-        for name in old.names(f"{CLUSTERS}/"):
-            link(old.file(name), folder / name)
-            written[name] = old.manifest.files[name]
+    kept = [] if old is None else old.names(f"{CLUSTERS}/")
+    written = {}
+    for name in kept:
+        assert old is not None
+        link(old.file(name), folder / name)
+        written[name] = old.manifest.files[name]
     shards = data_shards(data)
     shard, row = index.places
 
     def tasks() -> Iterator[ShardTask]:
         for k, split in product(range(config.clusters), ("train", "validation")):
             prefix = f"{CLUSTERS}/{k:02d}/{split}-"
-            first = 0 if old is None else len(old.names(prefix))
+            first = sum(name.startswith(prefix) for name in kept)
             member = np.flatnonzero(new & (clusters == k) & (index.splits == split))
             member = np.random.Generator(np.random.Philox([config.seed, k, first])).permutation(member)
             for number, start in enumerate(range(0, len(member), config.shard_rows), first):
@@ -89,8 +90,7 @@ def write_clusters(
 
 def write_cluster_shard(task: ShardTask) -> tuple[str, FileEntry, int]:
     """Write one shard; its name below clusters/, what the manifest lists of it, and its rows."""
-    parts = [rows_of(read_shard(*paths), torch.from_numpy(rows)) for paths, rows in task.parts]
-    whole = join_shards(parts)
+    whole = join_shards([rows_of(read_shard(*paths), torch.from_numpy(rows)) for paths, rows in task.parts])
     count = len(whole["labels"])
     shuffled = rows_of(whole, torch.randperm(count, generator=torch.Generator().manual_seed(task.seed)))
     return f"{task.path.parent.name}/{task.path.name}", write_shard(task.path, shuffled), count
@@ -100,13 +100,10 @@ def rows_of(shard: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     """Some samples of a shard, with the text rows of just these."""
     part = {name: shard[name][rows] for name in ("latents", "labels")}
     if "captions" in shard:
-        first, end = shard["captions"][rows], shard["captions"][rows + 1]
-        counts = end - first
-        # text rows of sample i: first[i] .. end[i] - 1, one sample after another
-        start = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
-        text = start + torch.arange(len(start))
+        ends, counts = shard["captions"].tolist(), shard["captions"].diff()[rows]
+        text = [caption for row in rows.tolist() for caption in range(ends[row], ends[row + 1])]
         part["captions"] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         part |= {name: shard[name][text] for name in TEXT_FIELDS if name in shard}
         if "caption_text" in shard:
-            part |= pack_captions(unpack_captions(shard, text.tolist()))
+            part |= pack_captions(unpack_captions(shard, text))
     return part

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PrivateAttr
-from safetensors.numpy import load_file, save_file
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..artifacts import UserError, canonical_json, suggest
+from ..artifacts import UserError, explain, suggest
 
+LARGEST_SEED = 2**31 - 1  # faiss keeps it in 32 bits
 METHODS: dict[str, type[Method]] = {}
-OPTIONS, TENSORS = "method.json", "centroids.safetensors"
 Array = np.ndarray
 State = dict[str, np.ndarray]
 
@@ -24,43 +21,19 @@ State = dict[str, np.ndarray]
 class Method(BaseModel):
     """How samples are assigned to clusters. Fields are options, which `--set options.NAME=VALUE` changes.
 
-    All that `assign` needs is in the options and in `state`, the arrays that `fit` returned. Both are saved with the
-    partition, so that samples added later, `--onto`, are assigned by the same rule.
+    All that `assign` needs is in the options and in the arrays that `fit` returns. Both are saved with the partition,
+    so that samples added later, `--onto`, are assigned by the same rule.
     """
 
-    model_config = ConfigDict(extra="forbid")
-    name: ClassVar[str]
-    _state: State = PrivateAttr(default_factory=dict)
-
-    @property
-    def state(self) -> State:
-        return self._state
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @abstractmethod
     def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         """Learn K clusters from training samples: features float32 [N, D], labels int64 [N] (-1: none)."""
 
     @abstractmethod
-    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
-        """The cluster int64 [N] of each sample; it depends on that sample and the state only."""
-
-    def save(self, folder: Path) -> None:
-        (folder / OPTIONS).write_bytes(canonical_json({"method": self.name, "options": self.model_dump()}) + b"\n")
-        save_file(self._state, folder / TENSORS)
-
-    @staticmethod
-    def load(options: Path, tensors: Path) -> Method:
-        """A method as `save` left it; its class must be registered, so a plugin's must be loaded first."""
-        saved = json.loads(options.read_bytes())
-        method = method_named(saved["method"]).model_validate(saved["options"])
-        return method.with_state(load_file(tensors))
-
-    def fitted(self, features: np.ndarray, labels: np.ndarray, ids: Sequence[str], clusters: int, seed: int) -> Self:
-        return self.with_state(self.fit(features, labels, ids, clusters, seed))
-
-    def with_state(self, state: State) -> Self:
-        self._state = {name: np.ascontiguousarray(value) for name, value in state.items()}
-        return self
+    def assign(self, state: State, features: Array, labels: Array, ids: Sequence[str]) -> Array:
+        """The cluster int64 [N] of each sample, by itself and the state only; -1 where the method has none for it."""
 
 
 Class = TypeVar("Class", bound=type[Method])
@@ -70,17 +43,43 @@ def clustering(name: str) -> Callable[[Class], Class]:
     """Register a Method class: `atoll partition --method NAME` uses it."""
 
     def register(method: Class) -> Class:
-        method.name = name
         METHODS[name] = method
         return method
 
     return register
 
 
-def method_named(name: str) -> type[Method]:
-    if name not in METHODS:
-        raise UserError(f"--method {name}: not known; {suggest(name, list(METHODS))}, or add it with --plugin FILE")
-    return METHODS[name]
+class PartitionConfig(BaseModel):
+    """How to cluster: a method by name, with its own options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    clusters: int = Field(default=8, gt=0, description="how many")
+    method: str = Field(default="kmeans", description="kmeans, the baselines label and random, or a plugin's")
+    options: dict[str, Any] = Field(default={}, description="of the method, such as options.cells")
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="of the method and of the order of samples")
+    shard_rows: int = Field(default=4096, gt=0, description="samples per shard")
+
+    @model_validator(mode="after")
+    def _method_has_these_options(self) -> PartitionConfig:
+        self.make_method()
+        return self
+
+    def make_method(self) -> Method:
+        from . import kmeans as _registers_itself  # noqa: F401  faiss is heavy
+
+        if self.method not in METHODS:
+            hint = suggest(self.method, list(METHODS))
+            raise UserError(f"--method {self.method}: not known; {hint}, or add it with --plugin FILE")
+        known = METHODS[self.method]
+        try:
+            return known.model_validate(self.options)
+        except ValidationError as error:
+            there = ", ".join(known.model_fields) or "none"
+            raise UserError(f"options.{explain(error)}; options of --method {self.method}: {there}") from error
+
+    def resolved(self) -> dict[str, Any]:
+        """All settings for the manifest, the method's defaults included."""
+        return {**self.model_dump(), "options": self.make_method().model_dump()}
 
 
 @clustering("random")
@@ -90,32 +89,29 @@ class Random(Method):
     def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         return {"random": np.array([seed, clusters])}
 
-    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
-        seed, clusters = self.state["random"].tolist()
+    def assign(self, state: State, features: Array, labels: Array, ids: Sequence[str]) -> Array:
+        seed, clusters = state["random"].tolist()
         return np.array([random_cluster(identity, seed, clusters) for identity in ids], dtype=np.int64)
 
 
 @clustering("label")
-class Label(Random):
-    """A baseline: whole classes, the largest first, each to the smallest cluster; samples without one at random."""
+class Label(Method):
+    """A baseline: whole classes, the largest first, each to the smallest cluster. State: table int64 [labels]."""
 
     def fit(self, features: Array, labels: Array, ids: Sequence[str], clusters: int, seed: int) -> State:
         counts = np.bincount(labels[labels >= 0])
         classes = np.flatnonzero(counts)
-        if len(classes) == 0:
-            raise UserError("--method label: no sample of the data has a label; use --method kmeans")
         if len(classes) < clusters:
             raise UserError(f"-k {clusters}: there are only {len(classes)} labels for --method label; use a smaller -k")
         sizes, table = np.zeros(clusters), np.full(len(counts), -1)
         for label in classes[np.lexsort((classes, -counts[classes]))]:
             table[label] = sizes.argmin()
             sizes[table[label]] += counts[label]
-        return {"table": table, **super().fit(features, labels, ids, clusters, seed)}
+        return {"table": table}
 
-    def assign(self, features: Array, labels: Array, ids: Sequence[str]) -> Array:
-        table = np.append(self.state["table"], -1)  # of an unknown label, and of none
-        found = table[np.where((labels >= 0) & (labels < len(table)), labels, len(table) - 1)]
-        return np.where(found >= 0, found, super().assign(features, labels, ids))
+    def assign(self, state: State, features: Array, labels: Array, ids: Sequence[str]) -> Array:
+        known = (labels >= 0) & (labels < len(state["table"]))
+        return np.where(known, state["table"][np.where(known, labels, 0)], -1)
 
 
 def random_cluster(identity: str, seed: int, clusters: int) -> int:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 
 from ..artifacts import Artifact, ArtifactWriter, Store, UserError, canonical_json, load_if_same
-from ..data.classes import class_names
 from ..data.dataset import LatentDataset
-from ..data.index import SPLITS, Index
+from ..data.index import Index
 from ..data.progress import Progress, silent
-from ..data.shards import data_shards, read_shard
 from ..executor import Executor
-from ..models.autoencoders import load_autoencoder
 from ..plugins import loaded_plugins
-from .assignment import FILE, assigned_clusters, write_assignment
-from .config import PartitionConfig
+from .assignment import ASSIGNMENT, assigned_clusters, write_assignment
 from .layout import write_clusters
-from .methods import OPTIONS, TENSORS, Method
-from .quality import SUMMARY, measure, summarize
-from .report import write_report, write_sheet
+from .methods import Method, PartitionConfig, State
+from .report import CLUSTERS_FILE, summarize, write_report
 
 KIND = "partition"
+CENTROIDS = "centroids.safetensors"  # or whatever the method has learned
 FIT_ROWS = 262_144  # training samples that a method is fitted to: 256 for each of 1,024 k-means cells, as faiss advises
-SHEET_IMAGES = 40  # five rows; each has to be decoded from its latent
+ASSIGNED_AT_ONCE = 65_536
 
 
 def partition(
@@ -61,32 +56,20 @@ def partition(
         )
     with ArtifactWriter(out, KIND) as writer, executor or Executor() as executor:
         progress("fitting clusters", 0, None)
-        if old is None:
-            clusters = np.full(len(index), -1)
-            method = fit(samples, index, config)
-        else:
-            clusters = assigned_clusters(index, old)
-            method = Method.load(old.file(OPTIONS), old.file(TENSORS))
-        method.save(writer.folder)
+        method = config.make_method()
+        clusters = np.full(len(index), -1) if old is None else assigned_clusters(index, old)
+        state = fit(method, samples, index, config) if old is None else load_file(old.file(CENTROIDS))
+        save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, writer.folder / CENTROIDS)
         new = clusters < 0
-        assign(writer.folder, parent, index, clusters, executor, progress)
-        sizes = [
-            {split: int(((clusters == k) & (index.splits == split)).sum()) for split in SPLITS}
-            for k in range(config.clusters)
-        ]
-        if empty := [k for k, size in enumerate(sizes) if size["train"] == 0]:
+        assign(method, state, samples, index, clusters, progress)
+        summary = summarize(parent, index, clusters, config)
+        if empty := [k for k, cluster in enumerate(summary["clusters"]) if cluster["train"] == 0]:
             raise UserError(f"-k {config.clusters}: cluster {empty[0]} has no training samples; use a smaller -k")
-        write_assignment(writer.folder / FILE, index, clusters)
+        (writer.folder / CLUSTERS_FILE).write_bytes(canonical_json(summary) + b"\n")
+        write_assignment(writer.folder / ASSIGNMENT, index, clusters)
         written = write_clusters(writer.folder, parent, index, clusters, new, old, config, executor, progress)
         progress("writing the report", 0, None)
-        quality = measure(index, clusters, sizes, config.seed)
-        summary = summarize(index, clusters, config.clusters, class_names(parent), config.seed)
-        tables = {"sizes.json": {"clusters": sizes}, "quality.json": quality, SUMMARY: {"clusters": summary}}
-        for name, content in tables.items():
-            (writer.folder / name).write_bytes(canonical_json(content) + b"\n")
-        sheets = writer.folder / "sheets"
-        write_sheets(sheets, samples, index, clusters, config)
-        write_report(writer.folder / "partition.html", config, parent.config, sizes, quality, summary, sheets)
+        write_report(writer.folder, parent, samples, index, clusters, config, summary)
         return writer.commit(
             config=config.resolved(),
             parents=parents,
@@ -107,63 +90,25 @@ def open_older(place: str | Path | Store, data: Artifact) -> Artifact:
     return old
 
 
-def sample_rows(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """At most `count` of these rows int64 [n], drawn at random, in rising order."""
-    return np.sort(np.random.Generator(np.random.Philox(seed)).permutation(rows)[:count])
-
-
-def fit(samples: LatentDataset, index: Index, config: PartitionConfig) -> Method:
-    """The configured method, fitted to a random sample of the training samples."""
-    rows = sample_rows(index.rows("train"), FIT_ROWS, config.seed)
+def fit(method: Method, samples: LatentDataset, index: Index, config: PartitionConfig) -> State:
+    """Fit a method to a random sample of the training samples."""
+    rows = np.sort(index.shuffled("train", seed=config.seed)[:FIT_ROWS])
     features, ids = samples.features(torch.from_numpy(rows)).numpy(), index.table["id"].take(rows).to_pylist()
-    return config.make_method().fitted(features, index.labels[rows], ids, config.clusters, config.seed)
-
-
-@dataclass(frozen=True)
-class AssignTask:
-    """Rows int64 [n] of one shard of the data to assign by the method saved in `folder`."""
-
-    folder: Path
-    shard: tuple[Path, Path]
-    rows: np.ndarray
-    ids: list[str]
+    return method.fit(features, index.labels[rows], ids, config.clusters, config.seed)
 
 
 def assign(
-    folder: Path, data: Artifact, index: Index, clusters: np.ndarray, executor: Executor, progress: Progress
+    method: Method, state: State, samples: LatentDataset, index: Index, clusters: np.ndarray, progress: Progress
 ) -> None:
-    """Fill in the cluster of every sample that has none, -1, shard by shard."""
-    shard, row = index.places
-    shards, rest = data_shards(data), clusters < 0
-    places = [np.flatnonzero(rest & (shard == number)) for number in range(len(shards))]
-
-    def tasks() -> Iterator[AssignTask]:
-        for paths, rows in zip(shards, places, strict=True):
-            yield AssignTask(folder, paths, row[rows], index.table["id"].take(rows).to_pylist())
-
-    done = 0
-    for number, found in executor.map(assign_shard, tasks()):
-        clusters[places[number]] = found
-        done += len(found)
-        progress("assigning samples", done, int(rest.sum()))
-    assert clusters.min(initial=0) >= 0, "a sample was left without a cluster"
-
-
-def assign_shard(task: AssignTask) -> np.ndarray:
-    """The cluster int64 [n] of some samples of a shard; always in one call, whichever worker makes it."""
-    if len(task.rows) == 0:
-        return np.zeros(0, dtype=np.int64)
-    method, shard = Method.load(task.folder / OPTIONS, task.folder / TENSORS), read_shard(*task.shard)
-    rows = torch.from_numpy(task.rows).long()
-    return method.assign(shard["features"][rows].numpy(), shard["labels"][rows].numpy(), task.ids)
-
-
-def write_sheets(
-    folder: Path, samples: LatentDataset, index: Index, clusters: np.ndarray, config: PartitionConfig
-) -> None:
-    """A sample grid per cluster, of random training samples."""
-    autoencoder, train = load_autoencoder(samples.latent.autoencoder), index.splits == "train"
-    for k in range(config.clusters):
-        rows = sample_rows(np.flatnonzero(train & (clusters == k)), SHEET_IMAGES, config.seed)
-        latents = samples.latent.denormalize(samples.latents(torch.from_numpy(rows)))
-        write_sheet(folder / f"{k:02d}.png", latents, autoencoder)
+    """Fill in the cluster of every sample that has none, -1."""
+    rest = np.flatnonzero(clusters < 0)
+    for start in range(0, len(rest), ASSIGNED_AT_ONCE):
+        progress("assigning samples", start, len(rest))
+        rows = rest[start : start + ASSIGNED_AT_ONCE]
+        features, ids = samples.features(torch.from_numpy(rows)).numpy(), index.table["id"].take(rows).to_pylist()
+        clusters[rows] = method.assign(state, features, index.labels[rows], ids)
+    if left := int((clusters < 0).sum()):
+        raise UserError(
+            f"{left} samples have no label, or one that no training sample had, and --method label cannot assign them; "
+            "use --method kmeans"
+        )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..artifacts import Store, UserError, differences, explain
 from ..data.config import PrepareConfig
-from ..partition.config import LARGEST_SEED, PartitionConfig
+from ..partition.methods import LARGEST_SEED, PartitionConfig
 from ..planning.recipes import RECIPES, PlanConfig
 from ..registry.status import SETTINGS
 

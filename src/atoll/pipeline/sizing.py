@@ -21,7 +21,7 @@ from ..data.sources import Source
 from ..models.accounting import account
 from ..models.autoencoders import TRANSFORMS, load_autoencoder
 from ..models.dit import DiT, DiTConfig
-from ..partition.config import PartitionConfig
+from ..partition.methods import PartitionConfig
 from ..planning.objectives import assign_objectives, objective_names
 from ..planning.recipes import OBJECTIVES, Network, PlanConfig, recipe, suitable_recipes
 from ..training.memory import GIB, Machine, fits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from ..islands.expert import read_expert_card
 from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
+from ..partition.report import read_clusters
 from ..registry.versions import reference_to
 from ..training.seeds import seed_from
 from .assign import Job, Option, match, option_of_size, plan_job
@@ -191,7 +191,7 @@ def begin_from(init: Artifact, named: Reference | None, orders: Sequence[Order])
 
 def train_counts(partition: Artifact) -> list[int]:
     """Training images of every cluster."""
-    return [size["train"] for size in json.loads(partition.read("sizes.json"))["clusters"]]
+    return [size["train"] for size in read_clusters(partition)["clusters"]]
 
 
 def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:

@@ -13,7 +13,7 @@ from atoll.artifacts import Artifact
 from atoll.cli import EXTRAS
 from installs import ROOT, atoll_without, beyond_the_core, project
 
-CORE = {"torch", "numpy", "safetensors", "pydantic", "typer", "rich", "filelock", "fsspec", "pillow"}
+CORE = {"torch", "numpy", "safetensors", "pydantic", "typer", "rich", "fsspec", "pillow"}
 HEAVY = {"faiss", "pyarrow", "sklearn", "matplotlib", "scipy", "pandas", "transformers", "diffusers"}
 OTHERS = ("router", "mixture", "runtime", "registry", "exchange", "partition")
 NOT_AN_ISLANDS = tuple(f"atoll.{name}" for name in OTHERS)
@@ -47,7 +47,7 @@ def test_an_island_needs_the_core_only(planned: Path, tmp_path: Path) -> None:
     """With nothing else installed it leaves the same expert; with everything installed it loads none of it."""
     order, hidden = planned / "orders" / "00.json", beyond_the_core()
     assert {"faiss", "pyarrow", "sklearn", "matplotlib"} <= hidden
-    assert not hidden & {"torch", "numpy", "PIL", "filelock"}
+    assert not hidden & {"torch", "numpy", "PIL"}
     atoll_without(hidden, "train", order, "--out", tmp_path / "light", "--device", "cpu")
     there = atoll_without((), "train", order, "--out", tmp_path / "full", "--device", "cpu", then=PRINT_MODULES)
     assert Artifact.open(tmp_path / "light").digest == Artifact.open(tmp_path / "full").digest

@@ -13,7 +13,7 @@ from atoll.data.prepare import prepare
 from atoll.data.sources import Example, open_source
 from atoll.partition.methods import PartitionConfig
 from atoll.partition.stage import partition
-from atoll.planning import plan
+from atoll.planning.stage import plan
 from image_forms import CONFIG, FORMS, folder, pictures
 from s3_servers import moto_bucket, upload
 

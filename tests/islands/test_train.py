@@ -27,7 +27,8 @@ from atoll.islands.task import ExpertTask
 from atoll.islands.train import expert_task, shards_of, train
 from atoll.partition.methods import PartitionConfig
 from atoll.partition.stage import partition
-from atoll.planning import plan, recipe
+from atoll.planning.recipes import recipe
+from atoll.planning.stage import plan
 from atoll.training import StopRequested
 from atoll.training.loop import Progress
 from atoll.training.resources import Resources

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from atoll.cli import main
-from atoll.planning import plan
 from atoll.planning.launch import write_launch
+from atoll.planning.stage import plan
 
 URL = "s3://bucket/it's here"
 PACKAGE = "git+https://github.com/you/atoll"
@@ -34,20 +34,11 @@ def test_every_order_has_a_launch_file_that_runs_one_command(launcher: str, run:
     assert shlex.split(line) == ["atoll", "join", URL, "--order", "01", "--out", "expert-01"]
 
 
-def test_a_cloud_machine_gets_the_users_clone(run: Path, tmp_path: Path) -> None:
-    clone = tmp_path / "my clone"
-    clone.mkdir()
-    place = write_launch(plan(run / "data", run / "partition", run / "orders"), "skypilot", URL, str(clone))
-    job = yaml.safe_load((place.path / "00.yaml").read_text())
-    assert job["workdir"] == str(clone)
-    assert shlex.split(job["setup"]) == ["pip", "install", ".[s3]"]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--launch skypilot", "--launch skypilot: a cloud machine cannot read this run; add --url"),
-        ("--launch skypilot --url s3://b/demo", "--launch skypilot: add --package with what a cloud machine installs"),
+        ("--launch skypilot", "--launch skypilot: a cloud machine can read neither this run nor your clone; add --url"),
+        ("--launch skypilot --url s3://b/demo", "and --package with what pip installs atoll from"),
         ("--launch shell --package .", "--package .: only --launch skypilot installs atoll; leave it out"),
         ("--launch swarm", "--launch swarm: not known; use one of skypilot, slurm, shell"),
         ("--url s3://b/demo", "--url: has no meaning with no --launch"),

@@ -49,7 +49,6 @@ def test_every_recipe_suits_every_latent_and_its_router_is_cheaper(name: str, la
 
 def test_patches_follow_the_latents() -> None:
     assert [patch_for(latent, 64) for latent in LATENTS] == [4, 8, 4, 1, 1, 8]
-    assert patch_for((4, 64, 64), 256, largest=2) == 2
     assert patch_for((4, 33, 33), 64) == 1
 
 
@@ -78,17 +77,9 @@ def test_settings_are_shown_with_their_meaning(run: Path, capsys: pytest.Capture
     assert not (run / "orders").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("network.widht", "network.width"),
-        ("training.lerning_rate", "training.learning_rate"),
-        ("batch", "training.batch"),
-    ],
-)
-def test_a_wrong_name_lists_the_near_ones(name: str, near: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_name_lists_the_near_ones(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["plan", str(run / "data"), "--set", f"{name}=1"])
+        main(["plan", str(run / "data"), "--set", "training.lerning_rate=1"])
     told = capsys.readouterr().err
     assert "did you mean" in told
-    assert near in told
+    assert "training.learning_rate" in told

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..artifacts import UserError, explain
 from ..training.memory import Machine, machine_named
@@ -25,7 +26,6 @@ class Island(BaseModel):
     # given, not looked up here: the same islands must give the same plan wherever it is made
     eight_bit: bool = Field(default=False, description="has the extra torchao: Adam's moments in 8 bits save memory")
     hours: float = Field(gt=0)
-    price: float | None = Field(default=None, ge=0, description="per hour, in any currency")
     size: str | None = Field(default=None, description="such as xl/2; None: the largest that fits and gets done")
     objective: str | None = Field(default=None, description="such as ddpm; None: by --objectives")
     clusters: tuple[int, ...] | None = Field(default=None, description="None: any")
@@ -43,9 +43,7 @@ class Island(BaseModel):
         if self.gpu is not None:
             known = machine_named(self.gpu)
         else:
-            assert self.memory is not None, "validated"
-            assert self.tflops is not None, "validated"
-            known = Machine(self.memory, self.tflops)
+            known = Machine(self.memory or 0.0, self.tflops or 0.0)
         given = {name: getattr(self, name) for name in ("memory", "tflops", "bfloat16")}
         return replace(known, **{name: value for name, value in given.items() if value is not None})
 
@@ -63,13 +61,12 @@ class IslandsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     islands: tuple[Island, ...] = Field(min_length=1)
 
-    @field_validator("islands")
-    @classmethod
-    def _names_differ(cls, islands: tuple[Island, ...]) -> tuple[Island, ...]:
-        name, count = Counter(island.name for island in islands).most_common(1)[0]
+    @model_validator(mode="after")
+    def _names_differ(self) -> IslandsFile:
+        name, count = Counter(island.name for island in self.islands).most_common(1)[0]
         if count > 1:
             raise ValueError(f"two islands have the same name: {name}")
-        return islands
+        return self
 
 
 def read_islands(path: Path) -> tuple[Island, ...]:
@@ -79,3 +76,23 @@ def read_islands(path: Path) -> tuple[Island, ...]:
         raise UserError(f"--islands {path}: {explain(error)}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"--islands {path}: not a TOML file ({error}); docs/planning.md has an example") from error
+
+
+def match(islands: Sequence[Island], sizes: Sequence[int]) -> dict[int, Island]:
+    """An island for every cluster of `sizes` [K]: each island gets one before any gets two, then by strength.
+
+    Clusters that an island names go first, and to such an island; then the largest first.
+    """
+    named = {k for island in islands for k in island.clusters or ()}
+    if bad := sorted(k for k in named if not 0 <= k < len(sizes)):
+        raise UserError(f"--islands: cluster {bad[0]} does not exist, the partition has 0 to {len(sizes) - 1}")
+    chosen: dict[int, Island] = {}
+    for cluster in sorted(range(len(sizes)), key=lambda k: (k not in named, -sizes[k], k)):
+        able = [island for island in islands if island.clusters is None or cluster in island.clusters]
+        if not able:
+            raise UserError(f"--islands: no island takes cluster {cluster}; leave out `clusters` of one")
+        taken = Counter(island.name for island in chosen.values())
+        chosen[cluster] = max(
+            able, key=lambda i: (i.clusters is not None, not taken[i.name], i.strength / (taken[i.name] + 1))
+        )
+    return chosen

@@ -19,9 +19,9 @@ COUNTS = re.compile(r"\d{1,4}[A-Za-z][\w-]*(:\d{1,4}[A-Za-z][\w-]*)*")
 
 
 def objective_names(text: str) -> list[str]:
-    """The objective of every expert: of `2ddpm:6flow`, how many of each; of `ddpm,flow`, one per cluster."""
+    """The objective of every expert, of a text such as `2ddpm:6flow`."""
     if COUNTS.fullmatch(text) is None:
-        return text.split(",")
+        raise UserError(f"--objectives {text}: is no list; write how many of each, such as 2ddpm:6flow")
     return [name for count, name in re.findall(r"(\d+)([^:]+)", text) for _ in range(int(count))]
 
 
@@ -33,8 +33,8 @@ def assign_objectives(
 ) -> list[str]:
     """The objective of each of K clusters, by --objectives `text`; without it flow, since no mix was much better.
 
-    Of counted objectives the first-named goes to the clusters with most high-frequency `energy` [K], as HDDM gave those
-    to its noise experts. Clusters whose island has an objective of its own are `fixed`.
+    The first-named goes to the clusters with most high-frequency `energy` [K], as HDDM gave those to its noise
+    experts. Clusters whose island has an objective of its own are `fixed`.
     """
     clusters, given = len(energy), f"{len(energy)}flow" if text is None else text
     names = objective_names(given)
@@ -45,15 +45,10 @@ def assign_objectives(
         raise UserError(
             f"--objectives {given}: names {len(names)} experts, the partition has {clusters} clusters; make them equal"
         )
-    if COUNTS.fullmatch(given) is None:
-        chosen = {**dict(enumerate(names)), **fixed}
-        kept = [chosen[k] for k in range(clusters)] == names
-    else:
-        free = sorted((k for k in range(clusters) if k not in fixed), key=lambda k: (-energy[k], k))
-        left = Counter(names) - Counter(fixed.values())
-        chosen = {**fixed, **dict(zip(free, left.elements(), strict=False))}
-        kept = Counter(chosen.values()) == Counter(names)
-    if text is not None and not kept:
+    free = sorted((k for k in range(clusters) if k not in fixed), key=lambda k: (-energy[k], k))
+    left = Counter(names) - Counter(fixed.values())
+    chosen = {**fixed, **dict(zip(free, left.elements(), strict=False))}
+    if text is not None and Counter(chosen.values()) != Counter(names):
         others = ", ".join(f"cluster {k}: {name}" for k, name in sorted(fixed.items()))
         raise UserError(
             f"--objectives {text}: the islands file has others ({others}); change it, or leave out `objective` there"

@@ -6,11 +6,11 @@ is active for its cluster, which it names, unless it is to train from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..artifacts import Artifact, Reference, Store, UserError, find, load_if_same
+from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..data.progress import Progress, silent
 from ..exchange.holdout import Holdout, validation_loss
 from ..islands.expert import load_expert
@@ -26,10 +26,9 @@ from ..registry.versions import (
     open_ensemble,
     open_reference,
     place_of,
-    reference_to,
 )
 from ..training.seeds import seed_from
-from .stage import KIND, open_parents, shard_refs, train_counts, write_orders
+from .stage import open_parents, shard_refs, train_counts, validated, write_orders
 
 CHANGEABLE = ("training", "acceptance")
 FROM_SCRATCH = (*CHANGEABLE, "architecture", "objective")
@@ -40,54 +39,20 @@ class Changes:
     """What differs in the new orders: settings, as `apply` sets and `overrides` names them, and initial weights."""
 
     apply: Callable[[Order], Order] = lambda order: order
-    overrides: Sequence[str] = field(default_factory=tuple)
+    overrides: Sequence[str] = ()
     from_scratch: bool = False
 
-    def request(self, **of: Any) -> dict[str, Any]:
-        """What identifies a request in a manifest: the same one finds its orders there."""
-        return {**of, "set": list(self.overrides), "from_scratch": self.from_scratch}
 
+def reissue(run: Store, clusters: Sequence[int], out: Store | None, changes: Changes) -> tuple[Artifact, Version]:
+    """Orders for these clusters. The expert that is active there is trained further, and may be replaced by the result.
 
-def accept_orders(
-    run: Store, data: Artifact, partition: Artifact, orders: Artifact, *, progress: Progress = silent
-) -> Version:
-    """Accept experts trained for these orders, in a new version of the model.
-
-    If the partition grew from the model's, the model moves onto it: its experts stay, with their validation loss on the
-    newest holdout.
+    The same request finds its orders there until an expert of them is active.
     """
-    now = find_ensemble(run)
-    if now is None or not grew_from(partition, now):
-        return register_orders(run, data, partition, orders)
-    checks, new = Checks(run), reference_to(run, orders)
-    measured: dict[str, ValidationLoss | None] = {}
-
-    def moved(now: Version | None) -> Version:
-        after = with_orders(run, now, data, partition, new)
-        if now is None or after.partition == now.partition:
-            return after
-        accepted = checks.orders_of(after)
-        for done, member in enumerate(after.experts):
-            progress("measuring experts on the newest data", done, len(after.experts))
-            if member.digest not in measured:  # else by an attempt that another change overtook
-                measured[member.digest] = measure_member(run, member, accepted.get(member.order), data, partition)
-        members = (member.model_copy(update={"val_loss": measured[member.digest]}) for member in after.experts)
-        return after.model_copy(update={"experts": tuple(members)})
-
-    return change_ensemble(run, moved, f"grew onto {partition.store.name}, planned {orders.store.name}")
-
-
-def measure_member(
-    run: Store, member: Member, order: Order | None, data: Artifact, partition: Artifact
-) -> ValidationLoss | None:
-    """An admitted expert's validation loss on this data's holdout; None if it or its order cannot be read."""
-    try:
-        expert = load_expert(place_of(run, member))
-    except UserError:
-        return None
-    if order is None or expert.digest != member.digest:
-        return None
-    return validation_loss(expert, order, Holdout.of(data, partition))
+    version, clusters = open_ensemble(run), sorted(set(clusters))
+    if bad := [cluster for cluster in clusters if not 0 <= cluster < version.clusters]:
+        raise UserError(f"--reissue {bad[0]}: no such cluster; the model has 0 to {version.clusters - 1}")
+    serving = {str(member.cluster): member.digest for member in version.serving if member.cluster in clusters}
+    return issue(run, version, clusters, out, changes, {"reissue": serving})
 
 
 def reissue_grown(
@@ -101,63 +66,51 @@ def reissue_grown(
     grown_by: float,
     progress: Progress = silent,
 ) -> tuple[Artifact, Version]:
-    """Orders for clusters that grew by a fraction of `grown_by` or more, and the model moved onto the larger data.
+    """The model moved onto larger data, and orders for clusters that grew by a fraction of `grown_by` or more.
 
-    `onto` are the newest orders of the model. There may be no cluster that grew so much, and so no order.
+    `onto` are orders of the model. There may be no cluster that grew so much, and so no order.
     """
+    move_onto(run, data, partition, progress=progress)
     version = open_ensemble(run)
-    partitions = [*version.earlier, version.partition]
-    if grew_from(partition, version):
-        partitions.append(reference_to(run, partition))
-    if len(partitions) < 2 or partitions[-1].digest != partition.digest:
+    if version.partition.digest != partition.digest or not version.earlier:
         raise UserError(
             f"{partition.store}: did not grow from {version.partition.path}, the model's partition; "
             f"make it with `atoll partition {data.store} --onto {run}/{version.partition.path}`"
         )
-    request = changes.request(grown_by=grown_by, onto=onto.digest)
-    place = place_for(run, version, partition, out, request)
-    if find(place) is None and onto.digest != (newest := version.orders[-1]).digest:
-        raise UserError(
-            f"--onto {onto.store}: these are not the newest orders of the model; use --onto {run}/{newest.path}"
-        )
-    now, then = train_counts(partition), train_counts(open_reference(run, partitions[-2], "partition"))
+    if onto.digest not in {reference.digest for reference in version.orders}:
+        raise UserError(f"--onto {onto.store}: is not of this model; use {run}/{version.orders[-1].path}")
+    now, then = train_counts(partition), train_counts(open_reference(run, version.earlier[-1], "partition"))
     grown = [k for k in range(len(now)) if now[k] > then[k] and now[k] >= (1 + grown_by) * then[k]]
-    inits = initial_experts(run, version, grown, changes)
-    orders = write_again(run, version, grown, data, partition, place, changes, inits, request)
-    return orders, accept_orders(run, data, partition, orders, progress=progress)
+    return issue(run, version, grown, out, changes, {"grown_by": grown_by, "onto": onto.digest})
 
 
-def reissue(run: Store, clusters: Sequence[int], out: Store | None, changes: Changes) -> tuple[Artifact, Version]:
-    """Orders for these clusters. The expert that is active there is trained further, and may be replaced by the result.
+def issue(
+    run: Store, version: Version, clusters: Sequence[int], out: Store | None, changes: Changes, asked: dict[str, Any]
+) -> tuple[Artifact, Version]:
+    """Orders for these clusters on the model's data, and a version that accepts them; or those that are there.
 
-    The same request finds its orders there until an expert of them is active.
+    They lie in `out`, or after the first ones as orders-2, ...; what was `asked` identifies them there.
     """
-    version, clusters = open_ensemble(run), sorted(set(clusters))
-    if bad := [cluster for cluster in clusters if not 0 <= cluster < version.clusters]:
-        raise UserError(f"--reissue {bad[0]}: no such cluster; the model has 0 to {version.clusters - 1}")
     data = open_reference(run, version.data, "data")
     partition = open_reference(run, version.partition, "partition")
-    inits = initial_experts(run, version, clusters, changes)
-    request = changes.request(reissue=clusters, inits={str(k): init.digest for k, init in inits.items()})
-    place = place_for(run, version, partition, out, request)
-    orders = write_again(run, version, clusters, data, partition, place, changes, inits, request)
-    return orders, accept_orders(run, data, partition, orders)
-
-
-def place_for(run: Store, version: Version, partition: Artifact, out: Store | None, request: dict[str, Any]) -> Store:
-    """`out`, or the folder after the first orders that holds those of this request, or else the next free one."""
+    request = {**asked, "partition": partition.digest, "set": [*changes.overrides], "scratch": changes.from_scratch}
     place = out or place_of(run, version.orders[0]).successor
-    while out is None and (there := find(place)) is not None:
-        if there.config.get("request") == request and there.manifest.parents["partition"] == partition.digest:
-            break
+    while (orders := find(place)) is not None and orders.config.get("request") != request:
+        if out is not None:
+            raise UserError(f"--out {out}: already exists; choose another folder")
         place = place.successor
-    return place
+    if orders is None:
+        open_parents(data.store, partition.store, place)
+        inits = {} if changes.from_scratch else active_experts(run, version, clusters)
+        old, generation = sources_of(run, version, clusters, inits), len(version.orders)
+        made = [reissue_order(old[k], data, partition, generation, inits.get(k), changes) for k in clusters]
+        settings = {"request": request, "chosen": [describe(order) for order in made], "islands": []}
+        orders = write_orders(place, made, settings, data, partition, {"orders": version.orders[-1].digest})
+    return orders, register_orders(run, data, partition, orders)
 
 
-def initial_experts(run: Store, version: Version, clusters: Sequence[int], changes: Changes) -> dict[int, Reference]:
+def active_experts(run: Store, version: Version, clusters: Sequence[int]) -> dict[int, Reference]:
     """The expert that is active for each of these clusters, where there is one, to begin from."""
-    if changes.from_scratch:
-        return {}
     members = {member.cluster: member for member in version.serving if member.cluster in clusters}
     for member in members.values():
         if not is_whole(run, member):
@@ -167,40 +120,17 @@ def initial_experts(run: Store, version: Version, clusters: Sequence[int], chang
     return {k: Reference(path=member.path, digest=member.digest) for k, member in members.items()}
 
 
-def write_again(
-    run: Store,
-    version: Version,
-    clusters: Sequence[int],
-    data: Artifact,
-    partition: Artifact,
-    place: Store,
-    changes: Changes,
-    inits: dict[int, Reference],
-    request: dict[str, Any],
-) -> Artifact:
-    """A new order for each cluster, that of its active expert or else its newest one; the newest orders are the parent.
-
-    Orders of the same request that are in `place` already are returned.
-    """
-    if (there := find(place)) is not None:
-        same = load_if_same(place, KIND, {**there.config, "request": request}, there.manifest.parents)
-        assert same is not None
-        return same
-    open_parents(data.store, partition.store, place)
+def sources_of(
+    run: Store, version: Version, clusters: Sequence[int], inits: Mapping[int, Reference]
+) -> dict[int, Order]:
+    """The order to issue again for each cluster: that of the expert to begin from, or else the newest one."""
     accepted = Checks(run).orders_of(version)
-    sources: dict[int | None, Order | None] = {order.cluster: order for order in accepted.values()}
-    sources |= {member.cluster: accepted.get(member.order) for member in version.serving if member.cluster in inits}
-    orders, chosen = [], []
-    for cluster in clusters:
-        if (old := sources.get(cluster)) is None:
-            raise UserError(f"{run}: the order of cluster {cluster} is missing, so it cannot be reissued; put it back")
-        order = reissue_order(old, data, partition, len(version.orders), inits.get(cluster), changes)
-        begin = "" if order.init is None else f", from {order.init.name}"
-        orders.append(order)
-        chosen.append(f"{order.objective.kind} on {order.objective.schedule.name}{begin}")
-    parents = {"data": data.digest, "partition": partition.digest, "orders": version.orders[-1].digest}
-    settings = {"request": request, "chosen": chosen, "islands": []}
-    return write_orders(place, orders, settings, parents, data.manifest.license)
+    found: dict[int | None, Order | None] = {order.cluster: order for order in accepted.values()}
+    found |= {member.cluster: accepted.get(member.order) for member in version.serving if member.cluster in inits}
+    sources = {k: order for k in clusters if (order := found.get(k)) is not None}
+    if missing := set(clusters) - set(sources):
+        raise UserError(f"{run}: the order of cluster {min(missing)} is missing, so it cannot be reissued; put it back")
+    return sources
 
 
 def reissue_order(
@@ -211,7 +141,6 @@ def reissue_order(
     Its seed follows from the old one and `generation`, the number of orders artifacts before it, so that continued
     training does not repeat the same noise.
     """
-    assert old.cluster is not None, "the order of a monolith is not reissued"
     changed, allowed = changes.apply(old), FROM_SCRATCH if init is None else CHANGEABLE
     for name in Order.model_fields:
         if name not in allowed and getattr(changed, name) != getattr(old, name):
@@ -227,4 +156,43 @@ def reissue_order(
         "license": data.manifest.license,
         "init": init,
     }
-    return Order.model_validate(changed.model_copy(update=update).model_dump())
+    return validated(changed.model_copy(update=update))
+
+
+def describe(order: Order) -> str:
+    begin = "" if order.init is None else f", from {order.init.name}"
+    return f"{order.objective.kind} on {order.objective.schedule.name}{begin}"
+
+
+def move_onto(run: Store, data: Artifact, partition: Artifact, *, progress: Progress = silent) -> None:
+    """Move the model onto a partition that grew from its own: experts stay, measured on the newest holdout."""
+    now = find_ensemble(run)
+    if now is None or not grew_from(partition, now):
+        return
+    checks = Checks(run)
+    measured: dict[str, ValidationLoss | None] = {}
+
+    def moved(now: Version | None) -> Version:
+        after = with_orders(run, now, data, partition, None)
+        accepted = checks.orders_of(after)
+        for done, member in enumerate(after.experts):
+            progress("measuring experts on the newest data", done, len(after.experts))
+            if member.digest not in measured:  # else by an attempt that another change overtook
+                measured[member.digest] = measure_member(run, member, accepted.get(member.order), data, partition)
+        members = (member.model_copy(update={"val_loss": measured[member.digest]}) for member in after.experts)
+        return after.model_copy(update={"experts": tuple(members)})
+
+    change_ensemble(run, moved, f"grew onto {partition.store.name}")
+
+
+def measure_member(
+    run: Store, member: Member, order: Order | None, data: Artifact, partition: Artifact
+) -> ValidationLoss | None:
+    """An admitted expert's validation loss on this data's holdout; None if it or its order cannot be read."""
+    try:
+        expert = load_expert(place_of(run, member))
+    except UserError:
+        return None
+    if order is None or expert.digest != member.digest:
+        return None
+    return validation_loss(expert, order, Holdout.of(data, partition))

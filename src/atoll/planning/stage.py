@@ -14,17 +14,17 @@ from ..islands.expert import read_expert_card
 from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
+from ..models.presets import parse
 from ..partition.report import read_clusters
 from ..registry.versions import reference_to
 from ..training.seeds import seed_from
-from .assign import Job, Option, match, option_of_size, plan_job
-from .islands import Island
+from .islands import Island, match
+from .jobs import Job, plan_job
 from .objectives import assign_objectives, high_frequency_energy, objective_names
-from .recipes import Network, PlanConfig, recipe_for, suitable_recipes
+from .recipes import Network, PlanConfig, name_for, recipe, suitable_recipes
 
 KIND = "orders"
 MONOLITH = "monolith"
-Planned = dict[int, tuple[Island, Job, PlanConfig]]
 
 
 def plan(
@@ -47,29 +47,27 @@ def plan(
     so the partition and the orders must lie side by side.
     """
     origin, cut = open_parents(data, partition, Store.at(out))
-    config = config or recipe_for(origin.config, int(cut.config["clusters"]))
-    planned = plan_islands(origin, cut, config, islands, recipes, explicit) if islands else {}
-    fixed = {k: island.objective for k, (island, _, _) in planned.items() if island.objective is not None}
-    energy = [0.0] * int(cut.config["clusters"])
-    if len(set(objective_names(config.objectives or ""))) > 1:  # else nothing depends on it, and shards may be far away
+    clusters = int(cut.config["clusters"])
+    config = config or recipe(name_for(origin.config, clusters), origin.config["latent"]["shape"])
+    jobs = plan_jobs(origin, cut, config, islands, recipes, explicit) if islands else {}
+    fixed = {k: job.island.objective for k, job in jobs.items() if job.island.objective is not None}
+    energy = [0.0] * clusters
+    if config.objectives and len(set(objective_names(config.objectives))) > 1:  # only then: shards may be far away
         latent = LatentConfig.model_validate(origin.config["latent"])
-        energy = [high_frequency_energy(cut, k, latent) for k in range(len(energy))]
+        energy = [high_frequency_energy(cut, k, latent) for k in range(clusters)]
     names = assign_objectives(config.objectives, config.known, energy, fixed)
     begin = None if init is None else reference_to(Store.at(out).parent, init)
     settings = {
         **config.model_dump(mode="json"),
         "chosen": names,
-        "islands": [planned[k][1].record() for k in sorted(planned)],
+        "islands": [jobs[k].record(k) for k in sorted(jobs)],
         "init": None if begin is None else begin.model_dump(),
     }
-    parents = {"data": origin.digest, "partition": cut.digest}
-    if (there := load_if_same(out, KIND, settings, parents)) is not None:
-        return there
-    configs = [planned[k][2] if k in planned else config for k in range(len(names))]
+    configs = [jobs[k].config if k in jobs else config for k in range(clusters)]
     orders = [make_order(origin, cut, k, name, configs[k]) for k, name in enumerate(names)]
     if init is not None:
         orders = begin_from(init, begin, orders)
-    return write_orders(out, orders, settings, parents, origin.manifest.license)
+    return write_orders(out, orders, settings, origin, cut)
 
 
 def plan_monolith(
@@ -80,40 +78,37 @@ def plan_monolith(
     *,
     objective: str = "flow",
 ) -> Artifact:
-    """Write `monolith.json` to `out`: one network on all clusters, to compare with or for experts to begin from."""
-    origin, cut = open_parents(data, partition, Store.at(out))
-    order = order_on_everything(origin, cut, config, MONOLITH, objective)
-    settings, parents = order.model_dump(mode="json"), {"data": origin.digest, "partition": cut.digest}
-    there = load_if_same(out, KIND, settings, parents)
-    return there or write_orders(out, [order], settings, parents, origin.manifest.license)
+    """Write `monolith.json` to `out`: one network on all clusters, to compare with or for experts to begin from.
 
-
-def order_on_everything(data: Artifact, partition: Artifact, config: PlanConfig, name: str, objective: str) -> Order:
-    """An order for all clusters by DDM's protocol: an expert's steps and learning rate, K times its batch.
-
-    So large a batch takes a higher rate, and where an expert's is too low this one's is further off: compare at several
-    rates (docs/science.md).
+    By DDM's protocol: an expert's steps and learning rate, K times its batch. So large a batch takes a higher rate, and
+    where an expert's is too low this one's is further off: compare at several rates (docs/science.md).
     """
-    clusters, training = int(partition.config["clusters"]), config.training
+    origin, cut = open_parents(data, partition, Store.at(out))
+    clusters, training = int(cut.config["clusters"]), config.training
     update = {key: getattr(training, key) * clusters for key in ("images", "batch", "warmup_images", "ema_images")}
-    update["seed"] = seed_from(training.seed, "order", name)
-    like = make_order(data, partition, 0, objective, config)
-    changed = {"training": training.model_copy(update=update), "shards": shard_refs(partition, "clusters/")}
-    order = like.model_copy(update={"name": name, "cluster": None, **changed})
-    return Order.model_validate(order.model_dump())
+    update["seed"] = seed_from(training.seed, "order", MONOLITH)
+    changed = {"training": training.model_copy(update=update), "shards": shard_refs(cut, "clusters/")}
+    like = make_order(origin, cut, 0, objective, config)
+    order = validated(like.model_copy(update={"name": MONOLITH, "cluster": None, **changed}))
+    return write_orders(out, [order], order.model_dump(mode="json"), origin, cut)
 
 
 def write_orders(
     out: str | Path | Store,
     orders: Sequence[Order],
     settings: dict[str, Any],
-    parents: dict[str, str],
-    license: str | None,
+    data: Artifact,
+    partition: Artifact,
+    parents: Mapping[str, str] | None = None,
 ) -> Artifact:
+    """The artifact of these orders, if it is not there already; data and partition are parents of all."""
+    parents = {"data": data.digest, "partition": partition.digest, **(parents or {})}
+    if (there := load_if_same(out, KIND, settings, parents)) is not None:
+        return there
     with ArtifactWriter(out, KIND) as writer:
         for order in orders:
             (writer.folder / f"{order.name}.json").write_bytes(order.to_bytes())
-        return writer.commit(config=settings, parents=parents, license=license)
+        return writer.commit(config=settings, parents=parents, license=data.manifest.license)
 
 
 def open_parents(data: str | Path | Store, partition: str | Path | Store, out: Store) -> tuple[Artifact, Artifact]:
@@ -129,36 +124,44 @@ def open_parents(data: str | Path | Store, partition: str | Path | Store, out: S
     return origin, cut
 
 
-def plan_islands(
+def plan_jobs(
     data: Artifact,
     partition: Artifact,
     config: PlanConfig,
     islands: Sequence[Island],
     recipes: Callable[[str], PlanConfig] | None,
     explicit: Collection[str],
-) -> Planned:
-    """By cluster its island, its job, and what it trains there."""
+) -> dict[int, Job]:
+    """By cluster its island, and what it trains there."""
     counts = train_counts(partition)
     matched = match(islands, counts)
     shared = Counter(island.name for island in matched.values())
-    planned: Planned = {}
+    jobs = {}
     for k, island in matched.items():
         if island.size is not None:
-            options = [option_of_size(island, config)]
+            options = {island.size: with_size(island, config)}
         elif recipes is None:
-            options = [Option(f"{config.network.width}x{config.network.depth}", config)]
+            options = {f"{config.network.width}x{config.network.depth}": config}
         else:
-            options = [Option(name, recipes(name)) for name in suitable_recipes(counts[k])]
-        job, fitted = plan_job(
+            options = {name: recipes(name) for name in suitable_recipes(counts[k])}
+        jobs[k] = plan_job(
             island,
-            shared[island.name],
-            k,
+            island.hours_for_each(shared[island.name]),
             options,
             build=partial(architecture, data.config),
             explicit=explicit,
         )
-        planned[k] = island, job, fitted
-    return planned
+    return jobs
+
+
+def with_size(island: Island, config: PlanConfig) -> PlanConfig:
+    """A plan with the size that the islands file has for an island."""
+    try:
+        size, patch = parse(str(island.size))
+    except ValueError as error:
+        raise UserError(f"--islands {island.name}: {error}") from error
+    shape = {"width": size.width, "depth": size.depth, "heads": size.heads, "patch": patch}
+    return config.model_copy(update={"network": config.network.model_copy(update=shape)})
 
 
 def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str, config: PlanConfig) -> Order:
@@ -180,6 +183,11 @@ def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str
     )
 
 
+def validated(order: Order) -> Order:
+    """A changed copy, with what pydantic checks and computes."""
+    return Order.model_validate(order.model_dump())
+
+
 def begin_from(init: Artifact, named: Reference | None, orders: Sequence[Order]) -> list[Order]:
     """The orders, those that can begin from the expert `init` naming it; at least one must be able to."""
     card = read_expert_card(init)
@@ -191,7 +199,7 @@ def begin_from(init: Artifact, named: Reference | None, orders: Sequence[Order])
 
 def train_counts(partition: Artifact) -> list[int]:
     """Training images of every cluster."""
-    return [size["train"] for size in read_clusters(partition)["clusters"]]
+    return [cluster["train"] for cluster in read_clusters(partition)["clusters"]]
 
 
 def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:
@@ -203,7 +211,6 @@ def shard_refs(partition: Artifact, under: str) -> tuple[ShardRef, ...]:
             split="train" if Path(name).name.startswith("train-") else "validation",
         )
         for name in partition.names(under)
-        if name.endswith(".safetensors")
     )
 
 

@@ -143,7 +143,7 @@ class ArtifactWriter:
     """An artifact being made. Write files below `folder`, then `commit`; or leave the `with` block to drop it.
 
         with ArtifactWriter(out, "partition") as draft:
-            (draft.folder / "sizes.json").write_bytes(...)
+            (draft.folder / "clusters.json").write_bytes(...)
             artifact = draft.commit(config=..., parents=...)
 
     On a disk the folder is a hidden sibling of `out` that is renamed at the end; for an object store it is a local

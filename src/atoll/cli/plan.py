@@ -152,7 +152,7 @@ def print_orders(
     jobs, headings = orders.config["islands"], "order objective"
     rows = list(zip(orders.names(), orders.config["chosen"], strict=True))
     if jobs:
-        headings += " island size >micro >GiB >images/s >million >hours >cost"
+        headings += " island size >micro >GiB >images/s >million >hours"
         rows = [(*row, *numbers_of(job)) for row, job in zip(rows, jobs, strict=True)]
     print_table(headings, rows)
     if jobs:
@@ -164,6 +164,5 @@ def print_orders(
 def numbers_of(job: Mapping[str, Any]) -> tuple[str, ...]:
     """What one order is predicted to need on its island."""
     speed, millions = f"{job['images_per_s']:,.0f}", f"{job['images'] / 1e6:.3g}"
-    cost = "" if job["cost"] is None else f"{job['cost']:.2f}"
     row = (str(job["island"]), str(job["size"]), str(job["micro_batch"]), f"{job['memory_gib']:.1f}", speed)
-    return (*row, millions, f"{job['hours']:.1f}", cost)
+    return (*row, millions, f"{job['hours']:.1f}")

@@ -80,7 +80,7 @@ def find(place: str | Path | Store) -> Artifact | None:
     store = Store.at(place)
     try:
         data = store.read(MANIFEST, MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last: memory:// below a file
         return None
     except OSError as error:
         if error.errno != errno.EINVAL:

@@ -166,16 +166,13 @@ def test_what_is_read_is_bounded_in_bytes_and_time_and_else_it_is_one_line(path:
     assert time.monotonic() - began < 2.5
 
 
-@pytest.mark.parametrize("most", [None, 10_000])
 @pytest.mark.parametrize("path", HOSTILE)
 def test_a_bad_download_is_one_line_and_nothing_is_kept(
-    path: str, most: int | None, place: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, place: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "PAUSES", ())
-    if most is None and path == "huge":
-        return  # it would fill the disk until the deadline: only the order's own digest is known of this file
     with pytest.raises(UserError), storage_errors(place.url):
-        place.download(path, "0" * 64, most)
+        place.download(path, "0" * 64, 10_000)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
 
 

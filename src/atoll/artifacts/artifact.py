@@ -213,7 +213,7 @@ class ArtifactWriter:
         else:
             for name in [*names, "provenance.json", "log.jsonl"]:
                 if (self.folder / name).exists():  # not every stage keeps a log
-                    self.store.write(name, self.folder / name)
+                    self.store.upload(self.folder / name, name)
             if not self.store.create(MANIFEST, made.manifest.to_bytes()):
                 raise UserError(f"{self.store}: another process has just made it; run the same command again")
             shutil.rmtree(self.folder)

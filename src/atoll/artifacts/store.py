@@ -152,23 +152,26 @@ class Store:
             if (found := digest.hexdigest()) != sha256:
                 raise UserError(f"{self.url}/{name}: sha256 is {found[:12]}, expected {sha256[:12]}; get it again")
 
-    def write(self, name: str, data: bytes | Path, *, create: bool = False) -> None:
-        """Write a file, or a copy of a local one, in one step: a reader sees the old bytes or the new, never a part.
+    def write(self, name: str, data: bytes, *, create: bool = False) -> None:
+        """Write one small file in one step: a reader sees the old bytes or the new ones, never a part.
 
         With `create`, FileExistsError if there is one.
         """
         filesystem, path = self._at(name)
         if self.is_local:
             with atomic_file(Path(path), create=create) as target:
-                if isinstance(data, bytes):
-                    target.write(data)
-                else:
-                    with data.open("rb") as source:
-                        shutil.copyfileobj(source, target)
-        elif isinstance(data, bytes):
-            filesystem.pipe_file(path, data, mode="create" if create else "overwrite")
+                target.write(data)
         else:
-            filesystem.put_file(str(data), path)
+            filesystem.pipe_file(path, data, mode="create" if create else "overwrite")
+
+    def upload(self, source: Path, name: str) -> None:
+        """Copy one local file to this place in one step."""
+        filesystem, path = self._at(name)
+        if self.is_local:
+            with source.open("rb") as original, atomic_file(Path(path)) as copy:
+                shutil.copyfileobj(original, copy)
+        else:
+            filesystem.put_file(str(source), path)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file unless its name is taken, or being taken: then False, and nothing is changed.

@@ -241,7 +241,7 @@ class Joining:
         place = self.place.child(INBOX, self.joined.holder, f"{order.name}-{expert.digest[:12]}")
         if self.joined.sent != expert.digest:
             for name in [*expert.names(), *([SIGNATURE] if self.key is not None else []), MANIFEST]:
-                place.write(name, self.folder / "expert" / name)
+                place.upload(self.folder / "expert" / name, name)
             self.write_joined(sent=expert.digest)
         return place
 

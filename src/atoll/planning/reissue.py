@@ -164,6 +164,12 @@ def describe(order: Order) -> str:
     return f"{order.objective.kind} on {order.objective.schedule.name}{begin}"
 
 
+def accept_orders(run: Store, data: Artifact, partition: Artifact, orders: Artifact) -> Version:
+    """Accept experts trained for these orders, in a new version of the model, moved onto this partition if it grew."""
+    move_onto(run, data, partition)
+    return register_orders(run, data, partition, orders)
+
+
 def move_onto(run: Store, data: Artifact, partition: Artifact, *, progress: Progress = silent) -> None:
     """Move the model onto a partition that grew from its own: experts stay, measured on the newest holdout."""
     now = find_ensemble(run)

@@ -72,9 +72,9 @@ def test_what_an_island_is_made_of_loads_nothing_of_an_organizers(package: str) 
 
 def test_the_reader_of_heavy_imports_knows_a_lazy_one() -> None:
     assert "faiss" in modules_loaded_with(SOURCE / "partition" / "kmeans.py")
-    quality = SOURCE / "partition" / "quality.py"
-    assert "from sklearn.metrics import" in quality.read_text()
-    assert "sklearn.metrics" not in modules_loaded_with(quality)
+    report = SOURCE / "partition" / "report.py"
+    assert "from sklearn.metrics import" in report.read_text()
+    assert "sklearn.metrics" not in modules_loaded_with(report)
 
 
 @pytest.mark.parametrize("package", ["diffusion", "artifacts"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from atoll.diffusion import (
     convert,
     noisy,
 )
-from atoll.distill.batches import generated_batches, loss_weight, own_experts, teacher_target
+from atoll.distill.batches import generated_batches, own_experts, teacher_target, trust_of
 from atoll.distill.plan import DistillPlan, student_plan
 from atoll.distill.stage import Teachers, batches_of_data
 from atoll.islands.expert import load_expert
@@ -52,7 +53,7 @@ STUDENTS = [
 
 
 @pytest.mark.parametrize(("schedule", "kind"), STUDENTS, ids=name)
-def test_exact_teachers_of_any_objective_give_the_exact_target(schedule: Schedule, kind: Kind) -> None:
+def test_exact_teachers_of_any_objective_give_the_exact_target(schedule: Any, kind: Kind) -> None:
     """For a sample of cluster k it is that of cluster k's posterior; the mean over clusters that of the whole world."""
     numbers = torch.Generator().manual_seed(1)
     x0, component = WORLD.sample(120, numbers)
@@ -103,6 +104,10 @@ def test_batches_of_a_real_run_are_its_experts_own_predictions(tiny_demo: Path) 
     assert 0 < int(whole["dropped"].sum()) < 24
     own, half = (replace(batches, data_weight=weight).batch(64, 48, slice(0, 48)) for weight in (1.0, 0.5))
     torch.testing.assert_close(half["target"], (own["target"] + whole["target"]) / 2)
+    less = replace(batches, trust=lambda rows, t: torch.full_like(t, 0.25)).batch(64, 48, slice(0, 48))
+    whole = replace(batches, trust=lambda rows, t: torch.ones_like(t)).batch(64, 48, slice(0, 48))
+    torch.testing.assert_close(less["target"], 0.75 * own["target"] + 0.25 * whole["target"])
+    assert torch.equal(less["weight"], whole["weight"]), "whoever the teacher is"
     objective, errors = plan.objective, []
     for member in teachers.version.serving:
         expert = load_expert(place_of(teachers.run, member)).denoiser(LinearFlow())
@@ -145,6 +150,6 @@ def test_teachers_count_less_where_their_errors_grow(schedule: Schedule, kind: K
     """For a student of velocity on the linear path: w is one over the squared growth of a teacher's error."""
     t = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
     flow = Objective(schedule=LinearFlow(), kind=Kind.VELOCITY)
-    torch.testing.assert_close(loss_weight(schedule, kind, flow, t), expected(t), rtol=0.02, atol=1e-3)  # type: ignore[operator]
+    torch.testing.assert_close(trust_of(schedule, kind, flow, t), expected(t), rtol=0.02, atol=1e-3)  # type: ignore[operator]
     same = Objective(schedule=CosineVP(), kind=Kind.EPSILON)
-    assert torch.equal(loss_weight(DDPMBetas("linear"), Kind.EPSILON, same, t), torch.ones_like(t))
+    assert torch.equal(trust_of(DDPMBetas("linear"), Kind.EPSILON, same, t), torch.ones_like(t))

@@ -4,8 +4,9 @@ A batch is
 
     x          float32 [B, C, H, W]   x_t on the student's path
     t          float64 [B]            the student's time
-    target     float32 [B, C, H, W]   the teacher's prediction, as the kind that the student predicts
-    weight     float32 [B]            of the squared error
+    target     float32 [B, C, H, W]   the teacher's prediction, as the kind that the student predicts, and as far as it
+                                      is not trusted the image's own target
+    weight     float32 [B]            of the squared error, as the objective has it
     ...        the fields of the condition
 
 Teachers predict while a batch is made, all rows of one expert at once, so that a student's step is like any other.
@@ -29,6 +30,7 @@ from ..diffusion import (
     Objective,
     Schedule,
     convert,
+    per_sample,
     tells_only,
     widen,
     x0_gain,
@@ -48,14 +50,14 @@ class TeacherBatches:
     count     images there are
     pick      normalized latents [B, C, H, W] and conditions of images by number, given which of their captions
     teacher   predicts for x_t of images by number, on the sampling path
-    weight    of that prediction for images by number at the student's times, float64 [B]
+    trust     weight of that prediction for images by number at the student's times, float64 [B]
     device    of the teachers
     """
 
     count: int
     pick: Callable[[Tensor, Tensor], tuple[Tensor, Condition]]
     teacher: Callable[[Tensor], Denoiser]
-    weight: Callable[[Tensor, Tensor], Tensor]
+    trust: Callable[[Tensor, Tensor], Tensor]
     device: torch.device
     objective: Objective
     training: TrainConfig
@@ -73,9 +75,10 @@ class TeacherBatches:
         x, own, weight = self.objective.corrupt(x0, eps, here)
         with torch.no_grad():
             target = teacher_target(self.teacher(rows), self.objective, x, here, condition)
-        weight = weight.cpu() * self.weight(rows, t)
-        target = torch.lerp(target.to(own), own, self.data_weight)
-        return {"x": x, "t": t, "target": target, "weight": weight.float(), **condition.tensors()}
+        # blended, not weighted: a loss weight that depends on the cluster would move the mean over clusters
+        own_weight = 1.0 - (1.0 - self.data_weight) * self.trust(rows, t)
+        target = torch.lerp(target.to(own), own, per_sample(own_weight, own).to(own))
+        return {"x": x, "t": t, "target": target, "weight": weight.float().cpu(), **condition.tensors()}
 
 
 def data_batches(
@@ -92,18 +95,18 @@ def data_batches(
     images, samples = clustered.rows("train"), clustered.shards
     clusters = clustered.clusters[images]
 
-    def weight(rows: Tensor, t: Tensor) -> Tensor:
+    def trust(rows: Tensor, t: Tensor) -> Tensor:
         found = torch.ones_like(t)
         for process in set(kinds):
             own = torch.tensor([one == process for one in kinds])[clusters[rows]]
-            found[own] = loss_weight(*process, plan.objective, t[own])
+            found[own] = trust_of(*process, plan.objective, t[own])
         return found
 
     return TeacherBatches(
         len(images),
         pick=lambda rows, caption: (samples.latents(images[rows]), samples.condition(images[rows], caption)),
         teacher=lambda rows: own_experts(experts, clusters[rows].to(device)),
-        weight=weight,
+        trust=trust,
         device=device,
         objective=plan.objective,
         training=plan.training,
@@ -119,7 +122,7 @@ def generated_batches(
         len(latents),
         pick=lambda rows, caption: (latents[rows], condition[rows]),
         teacher=lambda rows: mixture,
-        weight=lambda rows, t: torch.ones_like(t),
+        trust=lambda rows, t: torch.ones_like(t),
         device=device,
         objective=plan.objective,
         training=plan.training,
@@ -138,8 +141,8 @@ def teacher_target(teacher: Denoiser, objective: Objective, x: Tensor, t: Tensor
     return convert(prediction, objective.kind, objective.schedule, x, t).value
 
 
-def loss_weight(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
-    """How much the predictions of a teacher of this kind count at the student's times t: w = 1 / g^2, at most 1.
+def trust_of(schedule: Schedule, kind: Kind, objective: Objective, t: Tensor) -> Tensor:
+    """How much of the target a teacher of this kind has at the student's times t: w = 1 / g^2, at most 1.
 
     A kind that holds noise alone gives x0 by dividing by alpha, one that holds x0 alone gives noise by dividing by
     sigma: at one end an error of the teacher is g times as large in what the student learns. g is the `x0_gain` of the

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from atoll.diffusion import (
-    EDM,
+    VE,
     Bridge,
     Condition,
     CosineVP,
@@ -56,12 +56,12 @@ SCHEDULES: dict[str, Schedule] = {
     "DDPM linear": DDPMBetas("linear"),
     "DDPM scaled linear": DDPMBetas("scaled_linear"),
     "DDPM cosine": DDPMBetas("cosine"),
-    "EDM": EDM(),
+    "VE": VE(),
 }
 TRAINED: list[tuple[Schedule, Kind]] = [
     (DDPMBetas("cosine"), Kind.EPSILON),
     (LinearFlow(), Kind.VELOCITY),
-    (EDM(), Kind.X0),
+    (VE(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
 TIMES = [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0]
@@ -162,7 +162,7 @@ def mixing(console: Console) -> dict[str, Any]:
     }
     found = {name: [digits(e) for e in over_time(mixture, TIMES)] for name, mixture in rows.items()}
     print_over_time(console, "Ideal experts mixed by the ideal router: median relative error of the velocity", found)
-    console.print("EDM covers t = 0.002 .. 0.9877, DDPM cosine 0.0064 .. 1: beyond, the first two rows are the band's.")
+    console.print("VE covers t = 0.002 .. 0.9877, DDPM cosine 0.0064 .. 1: beyond, the first two rows are the band's.")
     console.print("Literal: our reading of the HDDM paper, which gives no formula.\n")
     return {"times": TIMES, "median_error": found}
 

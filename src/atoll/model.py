@@ -18,7 +18,7 @@ from .convert.release import digest_of, is_release, read_release, spaces_of, to_
 from .data.classes import class_number, class_title
 from .data.space import LatentConfig, TextConfig
 from .data.text import text_encoder
-from .diffusion import Condition, Denoiser, Opposed
+from .diffusion import Condition, Denoiser, NegativeCondition
 from .islands.expert import KIND as EXPERT
 from .mixture.missing import ExpertsMissing
 from .mixture.routes import parse_route
@@ -197,7 +197,7 @@ class Model:
             )
         opposite = self.condition(away)
         assert opposite is not None, "a model that reads a prompt reads a negative one"
-        return Opposed(**condition.tensors(), negative=opposite)
+        return NegativeCondition(**condition.tensors(), negative=opposite)
 
     def titles(self, prompts: Sequence[str | int]) -> list[str]:
         """Prompts as sheets and records show them: texts as they are, classes by name. Each means the same again."""

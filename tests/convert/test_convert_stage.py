@@ -26,7 +26,8 @@ from atoll.convert.expert import Target, convert, own_spaces
 from atoll.convert.export import export
 from atoll.convert.source import Form, read_source
 from atoll.data.space import LatentConfig, TextConfig
-from atoll.diffusion import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, Objective, pair
+from atoll.diffusion import Bridge, Condition, DDPMBetas, Kind, LinearFlow, NetworkDenoiser, Objective
+from atoll.diffusion import convert as to_kind
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, ShardRef
 from atoll.models.dit import DiTConfig
@@ -74,7 +75,7 @@ def test_a_ddpm_network_through_the_bridge_is_itself_at_its_own_steps(tmp_path: 
     norm = torch.hypot(flow.alpha(t), flow.sigma(t)).float().view(-1, 1, 1, 1)  # alpha^2 + sigma^2 = 1 for DDPM
     denoiser = NetworkDenoiser(expert.network, expert.card.schedule, expert.card.kind, 999.0)
     answer = Bridge(denoiser, limit=None)(y * norm, t, Condition(labels=labels))
-    found_x0, found_eps = pair(answer, flow, y * norm, t)
+    found_x0, found_eps = (to_kind(answer, kind, flow, y * norm, t).value for kind in (Kind.X0, Kind.EPSILON))
     assert eps.std() > 0.1
     ratio = (betas.sigma(s) / betas.alpha(s)).float().view(-1, 1, 1, 1)
     assert ((found_eps - eps).abs() <= 1e-5).all()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.diffusion import (
-    EDM,
+    VE,
     Bridge,
     Condition,
     CosineVP,
@@ -20,7 +20,7 @@ from atoll.diffusion import (
     Schedule,
     x0_gain,
 )
-from atoll.diffusion.schedule import _ddpm_log_snr
+from atoll.diffusion.schedule import ddpm_log_snr
 from closed_form import ExactDenoiser, ImperfectDenoiser
 from gaussian_world import PRODUCT, SCHEDULES, WORLD, covered, name, relative_error, states
 from paper_fusion import PaperFusion
@@ -45,16 +45,16 @@ def test_an_ideal_expert_gives_the_ideal_velocity_wherever_its_schedule_reaches(
 
 @pytest.mark.parametrize("kind", Kind, ids=name)
 def test_an_ideal_network_that_is_fed_scaled_inputs_gives_the_ideal_velocity(kind: Kind) -> None:
-    """EDM's networks see x / sqrt(1 + sigma^2): the ideal one takes that back, as a trained one learns to."""
-    ideal = expert(EDM(), kind)
+    """VE's networks see x / sqrt(1 + sigma^2): the ideal one takes that back, as a trained one learns to."""
+    ideal = expert(VE(), kind)
 
     def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
-        return ideal(x * (1 + EDM().sigma(time)[:, None] ** 2).sqrt(), time, condition).value
+        return ideal(x * (1 + VE().sigma(time)[:, None] ** 2).sqrt(), time, condition).value
 
     x, t = states(16, TIMES)
-    bridge = Bridge(NetworkDenoiser(network, EDM(), kind), limit=None)
+    bridge = Bridge(NetworkDenoiser(network, VE(), kind), limit=None)
     error = relative_error(bridge(x, t, None).value, TRUTH(x, t, None).value)
-    assert error[covered(EDM(), t)].max() < 1e-9
+    assert error[covered(VE(), t)].max() < 1e-9
 
 
 @pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
@@ -76,7 +76,7 @@ def test_in_bfloat16_it_is_finite_from_end_to_end(schedule: Schedule, kind: Kind
         assert answer.dtype == torch.float32
 
 
-@pytest.mark.parametrize("onto", [CosineVP(), DDPMBetas("cosine"), EDM()], ids=name)
+@pytest.mark.parametrize("onto", [CosineVP(), DDPMBetas("cosine"), VE()], ids=name)
 @pytest.mark.parametrize("kind", Kind, ids=name)
 def test_the_reference_path_may_be_any_other(onto: Schedule, kind: Kind) -> None:
     x, t = states(16, [0.05, 0.3, 0.6, 0.8], schedule=onto)
@@ -108,10 +108,10 @@ def test_outside_its_band_an_expert_is_asked_at_the_bands_end_and_stays_bounded(
 @pytest.mark.parametrize("kind", Kind, ids=name)
 def test_the_limit_holds_kinds_made_of_noise_and_no_others(kind: Kind) -> None:
     t = torch.tensor([0.5, 0.99, 0.995, 0.9999, 1.0], dtype=torch.float64)
-    for schedule in (LinearFlow(), CosineVP(), EDM()):
+    for schedule in (LinearFlow(), CosineVP(), VE()):
         free, held = (Bridge(expert(schedule, kind), limit=limit).expert_time(t) for limit in (None, 10.0))
         ratio = schedule.sigma(held) / schedule.alpha(held)
-        if kind in (Kind.EPSILON, Kind.SCORE) or (kind is Kind.VELOCITY and schedule == EDM()):
+        if kind in (Kind.EPSILON, Kind.SCORE) or (kind is Kind.VELOCITY and schedule == VE()):
             assert ratio.max() < 10.0 + 1e-6
             assert held[0] == free[0]
         else:
@@ -235,7 +235,7 @@ def test_a_device_without_float64_is_right_to_three_digits(
     x, t = states(16, TIMES)
     truth, inside = TRUTH(x, t, None).value, covered(schedule, t)
     monkeypatch.setattr("atoll.diffusion.schedule.wide_dtype", lambda device: torch.float32)
-    monkeypatch.setattr("atoll.diffusion.schedule._ddpm_log_snr_on", lambda *key: _ddpm_log_snr(*key[:2]).float())
+    ddpm_log_snr.cache_clear()
     ideal = expert(schedule, kind)
     seen: list[torch.dtype] = []
 

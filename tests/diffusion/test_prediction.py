@@ -7,8 +7,18 @@ import itertools
 import pytest
 import torch
 
-from atoll.diffusion import EDM, Kind, LinearFlow, Prediction, Schedule, combine, convert, noisy, pair, x0_gain
-from atoll.diffusion.prediction import carries_only_noise, tells_only
+from atoll.diffusion import (
+    VE,
+    Kind,
+    LinearFlow,
+    Prediction,
+    Schedule,
+    combine,
+    convert,
+    is_noise_only,
+    noisy,
+    x0_gain,
+)
 from gaussian_world import PRODUCT, SCHEDULES, name, states
 
 TIMES = torch.tensor([0.001, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999], dtype=torch.float64)
@@ -56,24 +66,23 @@ def test_x0_gain_is_what_an_error_in_the_value_does_to_x0(schedule: Schedule, ki
     x0, eps, x = known_pair(schedule)
     exact = combine(kind, schedule, TIMES, x0, eps)
     wrong = Prediction(kind, exact.value + 1.0)
-    moved = pair(wrong, schedule, x, TIMES)[0] - x0
+    moved = convert(wrong, Kind.X0, schedule, x, TIMES).value - x0
     expected = x0_gain(kind, schedule, TIMES)[:, None, None].expand_as(x0)
     torch.testing.assert_close(moved.abs(), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
 def test_which_kinds_hold_nothing_but_noise(schedule: Schedule, kind: Kind) -> None:
-    expected = kind in (Kind.EPSILON, Kind.SCORE) or (kind is Kind.VELOCITY and schedule == EDM())
-    assert carries_only_noise(kind, schedule) == expected
-    assert tells_only(kind, schedule) is (Kind.EPSILON if expected else Kind.X0 if kind is Kind.X0 else None)
+    expected = kind in (Kind.EPSILON, Kind.SCORE) or (kind is Kind.VELOCITY and schedule == VE())
+    assert is_noise_only(kind, schedule) == expected
 
 
 @pytest.mark.parametrize("kind", Kind, ids=name)
-def test_pair_is_float32_for_bfloat16_answers(kind: Kind) -> None:
+def test_bfloat16_is_converted_in_float32(kind: Kind) -> None:
     x, t = states(4, [0.3, 0.7])
     x = x.bfloat16()
-    x0, eps = pair(Prediction(kind, x), LinearFlow(), x, t)
-    assert x0.dtype == eps.dtype == torch.float32
+    other = Kind.X0 if kind is Kind.EPSILON else Kind.EPSILON
+    assert convert(Prediction(kind, x), other, LinearFlow(), x, t).value.dtype == torch.float32
 
 
 def test_the_same_kind_comes_back_untouched_even_where_it_holds_nothing_else() -> None:
@@ -86,8 +95,9 @@ def test_linear_velocity_gives_both_parts_at_the_very_ends() -> None:
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
     x0, eps = torch.randn(2, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = noisy(LinearFlow(), x0, eps, ends)
-    back = pair(combine(Kind.VELOCITY, LinearFlow(), ends, x0, eps), LinearFlow(), x, ends)
-    torch.testing.assert_close(back, (x0, eps))
+    velocity = combine(Kind.VELOCITY, LinearFlow(), ends, x0, eps)
+    back = (convert(velocity, kind, LinearFlow(), x, ends).value for kind in (Kind.X0, Kind.EPSILON))
+    torch.testing.assert_close(tuple(back), (x0, eps))
 
 
 def test_one_time_per_sample_or_an_error() -> None:

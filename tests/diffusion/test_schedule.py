@@ -11,7 +11,7 @@ from diffusers import DDPMScheduler
 from torch import Tensor
 
 from atoll.diffusion import (
-    EDM,
+    VE,
     Bridge,
     Condition,
     CosineVP,
@@ -36,7 +36,7 @@ ENDS = torch.tensor([0.0, 1.0], dtype=torch.float64)
 @pytest.mark.parametrize("part", ["alpha", "sigma"])
 def test_derivatives_agree_with_autograd(schedule: Schedule, part: str) -> None:
     t = INSIDE.clone().requires_grad_()
-    value = getattr(schedule, part)(t) + 0.0 * t  # EDM's alpha does not depend on t at all
+    value = getattr(schedule, part)(t) + 0.0 * t  # VE's alpha does not depend on t at all
     (expected,) = torch.autograd.grad(value.sum(), t)
     torch.testing.assert_close(getattr(schedule, f"d_{part}")(INSIDE), expected, rtol=1e-9, atol=1e-12)
 
@@ -125,8 +125,8 @@ def test_linear_betas_cover_what_the_papers_say() -> None:
     assert 0.0099 < math.exp(-0.5 * cleanest) < 0.0101
 
 
-def test_edm_runs_from_its_smallest_to_its_largest_sigma() -> None:
-    torch.testing.assert_close(EDM().sigma(ENDS), torch.tensor([0.002, 80.0], dtype=torch.float64))
+def test_ve_runs_from_its_smallest_to_its_largest_sigma() -> None:
+    torch.testing.assert_close(VE().sigma(ENDS), torch.tensor([0.002, 80.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_edm_runs_from_its_smallest_to_its_largest_sigma() -> None:
         (lambda: DDPMBetas("quadratic"), "linear, scaled_linear or cosine, got 'quadratic'"),  # type: ignore[arg-type]
         (lambda: DDPMBetas("linear", steps=1), "at least 2, got 1"),
         (lambda: DDPMBetas("linear", steps=10).band, "use more steps"),
-        (lambda: EDM(sigma_min=3.0, sigma_max=1.0), "got 3.0 and 1.0"),
-        (lambda: EDM(rho=0.0), "rho must be positive"),
+        (lambda: VE(sigma_min=3.0, sigma_max=1.0), "got 3.0 and 1.0"),
+        (lambda: VE(rho=0.0), "rho must be positive"),
         (lambda: per_sample(torch.ones(3), torch.ones(2, 4)), r"shape \[2\], got \[3\]"),
         (lambda: per_sample(torch.ones(2, 1), torch.ones(2, 4)), r"got \[2, 1\]"),
     ],
@@ -146,23 +146,17 @@ def test_mistakes_are_named(make: object, message: str) -> None:
         make()  # type: ignore[operator]
 
 
-def test_schedules_are_values() -> None:
-    assert LinearFlow() == LinearFlow()
-    assert DDPMBetas("linear") != DDPMBetas("cosine")
-    assert len({*SCHEDULES, *SCHEDULES}) == len(SCHEDULES)
-
-
-def test_a_network_on_edm_is_fed_unit_variance_from_end_to_end() -> None:
+def test_a_network_on_ve_is_fed_unit_variance_from_end_to_end() -> None:
     """In a world of standard deviation 1, whose noisiest states have one of 80."""
     fed = []
-    network = NetworkDenoiser(lambda x, time, condition: (fed.append(x), x)[1], EDM(), Kind.V)
-    x, t = states(2000, [0.0, 0.1, 0.25, 0.5, 0.75, 1.0], schedule=EDM())
+    network = NetworkDenoiser(lambda x, time, condition: (fed.append(x), x)[1], VE(), Kind.V)
+    x, t = states(2000, [0.0, 0.1, 0.25, 0.5, 0.75, 1.0], schedule=VE())
     assert x[t == 1.0].std() > 70
     network(x.float(), t.float(), None)
     torch.testing.assert_close(fed[0].reshape(6, -1).var(dim=1), torch.ones(6), rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != EDM()], ids=name)
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != VE()], ids=name)
 def test_networks_of_other_paths_are_fed_the_state_itself(schedule: Schedule) -> None:
     """Foreign DiT and SiT checkpoints expect it; and no copy of it is made."""
     fed = []
@@ -172,19 +166,19 @@ def test_networks_of_other_paths_are_fed_the_state_itself(schedule: Schedule) ->
     assert fed[0] is x
 
 
-def test_v_on_edm_is_karras_preconditioning() -> None:
+def test_v_on_ve_is_edms_preconditioning() -> None:
     """D(x) = c_skip x + c_out F(c_in x), as the EDM paper's table 1 has it for sigma_data = 1, with F = -v."""
     matrix = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
         return torch.tanh(x @ matrix) * time[:, None]
 
-    x, t = states(4, [0.05, 0.3, 0.6, 0.95], schedule=EDM())
-    sigma = EDM().sigma(t)[:, None]
+    x, t = states(4, [0.05, 0.3, 0.6, 0.95], schedule=VE())
+    sigma = VE().sigma(t)[:, None]
     c_skip, c_out, c_in = 1 / (sigma**2 + 1), sigma / (sigma**2 + 1).sqrt(), 1 / (sigma**2 + 1).sqrt()
     expected = c_skip * x + c_out * -network(c_in * x, t, None)
-    answer = NetworkDenoiser(network, EDM(), Kind.V)(x, t, None)
-    torch.testing.assert_close(convert(answer, Kind.X0, EDM(), x, t).value, expected, rtol=1e-9, atol=1e-9)
+    answer = NetworkDenoiser(network, VE(), Kind.V)(x, t, None)
+    torch.testing.assert_close(convert(answer, Kind.X0, VE(), x, t).value, expected, rtol=1e-9, atol=1e-9)
 
 
 @dataclass(frozen=True)

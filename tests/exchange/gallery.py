@@ -213,7 +213,7 @@ def own_start(**values: Any) -> Callable[[Path, Path], None]:
 
 
 ORDER = "is not its order's"
-EDM = {"name": "edm", "sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+VE = {"name": "ve", "sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
 HOSTILE: dict[str, Attack] = {
     # memory and architecture: held to the order before anything is built
     "width 8192": Attack(card(architecture__width=8192), ORDER),
@@ -250,7 +250,7 @@ HOSTILE: dict[str, Attack] = {
     "a table of 3e8 steps": Attack(
         card(schedule={"name": "ddpm-betas", "betas": "linear", "steps": 300_000_000}), ORDER
     ),
-    "another schedule": Attack(card(schedule=EDM, kind="x0"), ORDER),
+    "another schedule": Attack(card(schedule=VE, kind="x0"), ORDER),
     "another kind": Attack(card(kind="x0"), ORDER),
     "bridge limit 0.3": Attack(card(bridge_limit=0.3), "bridge limit"),
     "bridge limit infinite": Attack(card(bridge_limit=float("inf")), "no JSON file|bridge limit|not valid"),
@@ -259,11 +259,9 @@ HOSTILE: dict[str, Attack] = {
         own_start(schedule={"name": "ddpm-betas", "betas": "linear", "steps": 300_000_000}, kind="epsilon"),
         "no network is trained with",
     ),
-    "own start, rho 1e-300": Attack(
-        own_start(schedule={**EDM, "rho": 1e-300}, kind="x0"), "no network is trained with"
-    ),
+    "own start, rho 1e-300": Attack(own_start(schedule={**VE, "rho": 1e-300}, kind="x0"), "no network is trained with"),
     "own start, rho NaN": Attack(
-        own_start(schedule={**EDM, "rho": float("nan")}, kind="x0"), "not valid|no JSON file|no network"
+        own_start(schedule={**VE, "rho": float("nan")}, kind="x0"), "not valid|no JSON file|no network"
     ),
     "own start, endless license": Attack(own_start(license="x" * 5000), "longer than"),
     "own start, escapes in the license": Attack(own_start(license=ESCAPES), "cannot be printed"),

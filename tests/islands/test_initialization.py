@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.artifacts import Artifact, UserError
-from atoll.diffusion import Condition, Kind, LinearFlow, velocity_error
+from atoll.diffusion import Condition, Kind, LinearFlow, squared_error, velocity_error
 from atoll.islands.expert import load_expert
 from atoll.islands.order import Order, read_order
 from atoll.islands.task import as_learned
@@ -70,10 +70,10 @@ def test_an_expert_of_another_objective_is_trained_through_the_bridge(
     x0, eps = (torch.randn(64, *order.latent.shape, generator=numbers) for _ in range(2))
     t = torch.linspace(0.1, 0.8, 64, dtype=torch.float64)
     condition = Condition(tokens=torch.zeros(64, 3, dtype=torch.int64), mask=torch.ones(64, 3, dtype=torch.bool))
-    answer = as_learned(old.network, old.card, order.objective)(order.objective.noisy(x0, eps, t), t, condition)
-    torch.testing.assert_close(
-        order.objective.loss(answer, x0, eps, t), velocity_error(old.denoiser(LinearFlow()), x0, eps, t, condition)
-    )
+    x_t, target, weight = order.objective.corrupt(x0, eps, t)
+    error = squared_error(as_learned(old.network, old.card, order.objective)(x_t, t, condition).value, target)
+    expected = velocity_error(old.denoiser(LinearFlow()), x0, eps, t, condition)
+    torch.testing.assert_close(weight.to(error.dtype) * error, expected)
 
 
 def test_its_license_travels(planned: Path, flow_expert: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.diffusion import (
-    EDM,
+    VE,
     Bridge,
     Condition,
     CosineVP,
@@ -32,7 +32,7 @@ ROUTER = ExactRouter(WORLD)
 MIXED: list[tuple[Schedule, Kind]] = [
     (DDPMBetas("cosine"), Kind.EPSILON),
     (LinearFlow(), Kind.VELOCITY),
-    (EDM(), Kind.X0),
+    (VE(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from atoll.diffusion import Condition
 from atoll.models.accounting import account
 from atoll.models.dit import DiT, DiTConfig
-from atoll.models.presets import PATCHES, SIZES, parse, preset
+from atoll.models.presets import PATCHES, SIZES, preset, shape
 
 TEXT = DiTConfig(
     latent=(4, 8, 12), patch=2, width=64, depth=3, heads=4, condition="tokens", text_width=24, text_length=7
@@ -94,10 +94,10 @@ def test_3b_is_three_billion() -> None:
 @pytest.mark.parametrize("patch", PATCHES)
 def test_every_preset_exists(size: str, patch: int) -> None:
     config = preset(f"{size}/{patch}", latent=(4, 32, 32))
-    assert (config.patch, config.width, config.depth) == (patch, SIZES[size].width, SIZES[size].depth)
+    assert (config.patch, config.width, config.depth) == (patch, SIZES[size]["width"], SIZES[size]["depth"])
 
 
 @pytest.mark.parametrize("name", ["xl", "xl/3", "m/2", "/2", "xl/", "xl/2/2"])
 def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError, match="such as xl/2"):
-        parse(name)
+        shape(name)

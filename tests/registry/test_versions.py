@@ -305,7 +305,7 @@ def plain_reference(member: Member) -> Reference:
 
 LIES: dict[str, tuple[Callable[[Version], dict[str, Any]], str]] = {
     "clusters swapped": (swapped_clusters, "cluster of expert .*: 0, its card says 1"),
-    "another objective": (first_expert(objective="x0 on edm"), "objective of expert 00-.*its card says 'epsilon on"),
+    "another objective": (first_expert(objective="x0 on ve"), "objective of expert 00-.*its card says 'epsilon on"),
     "another license": (first_expert(license="CC0-1.0"), "license of expert 00-.*'CC0-1.0', its card says None"),
     "another order": (first_expert(order="0" * 64), "order of expert 00-"),
     "another expert's folder": (

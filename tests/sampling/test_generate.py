@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.diffusion import (
-    EDM,
+    VE,
     Bridge,
     Condition,
     CosineVP,
@@ -28,7 +28,7 @@ WORLD = GaussianWorld.random(dimensions=4, clusters=4, components=2, spread=8.0,
 TRAINED: list[tuple[Schedule, Kind]] = [
     (DDPMBetas("cosine"), Kind.EPSILON),
     (LinearFlow(), Kind.VELOCITY),
-    (EDM(), Kind.X0),
+    (VE(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
 
@@ -129,7 +129,7 @@ def test_no_image_is_no_work() -> None:
 
 def test_a_denoiser_on_another_path_starts_at_that_paths_noise() -> None:
     class First:
-        schedule, kind = EDM(), Kind.X0
+        schedule, kind = VE(), Kind.X0
         x: Tensor
 
         def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:

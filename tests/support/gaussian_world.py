@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from atoll.diffusion import EDM, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule, noisy
+from atoll.diffusion import VE, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule, noisy
 from closed_form import GaussianWorld
 
 SCHEDULES: list[Schedule] = [
@@ -19,7 +19,7 @@ SCHEDULES: list[Schedule] = [
     DDPMBetas("linear"),
     DDPMBetas("scaled_linear"),
     DDPMBetas("cosine"),
-    EDM(),
+    VE(),
 ]
 PRODUCT = list(itertools.product(SCHEDULES, Kind))
 

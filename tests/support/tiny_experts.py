@@ -8,7 +8,7 @@ import torch
 
 from atoll.artifacts import Artifact
 from atoll.data.space import LatentConfig
-from atoll.diffusion import EDM, Bridge, Condition, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule
+from atoll.diffusion import VE, Bridge, Condition, CosineVP, DDPMBetas, Kind, LinearFlow, Schedule
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
 from atoll.runtime.pool import ExpertPool
@@ -19,7 +19,7 @@ LATENT = (4, 8, 8)
 OBJECTIVES: list[tuple[Schedule, Kind]] = [
     (LinearFlow(), Kind.VELOCITY),
     (CosineVP(), Kind.EPSILON),
-    (EDM(), Kind.X0),
+    (VE(), Kind.X0),
     (DDPMBetas("linear"), Kind.V),
 ]
 

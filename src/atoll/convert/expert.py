@@ -12,7 +12,7 @@ import torch
 
 from ..artifacts import Artifact, UserError, canonical_json, load_if_same
 from ..data.space import LatentConfig, TextConfig
-from ..diffusion import EDM, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
+from ..diffusion import VE, AnySchedule, CosineVP, DDPMBetas, Kind, LinearFlow
 from ..islands.expert import KIND, ExpertCard, write_expert
 from ..models.dit import DiTConfig
 from .imported import ImportedNetwork
@@ -28,7 +28,7 @@ SCHEDULES: dict[str, AnySchedule] = {
     "ddpm-linear": DDPMBetas("linear"),
     "ddpm-scaled-linear": DDPMBetas("scaled_linear"),
     "ddpm-cosine": DDPMBetas("cosine"),
-    "edm": EDM(),
+    "ve": VE(),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ..artifacts import UserError, storage_errors
-from ..diffusion import EDM
+from ..diffusion import VE
 from ..islands.expert import Expert, ExpertCard
 from ..models.dit import NORM_EPS, DiTConfig
 from .layouts import Layout, export_weights
@@ -96,7 +96,7 @@ def remarks(card: ExpertCard) -> list[str]:
         )
     if config.time_scale != 999.0:
         found.append(f"the network takes time {config.time_scale:g} t with t in [0, 1], not DDPM steps")
-    if isinstance(card.schedule, EDM):
+    if isinstance(card.schedule, VE):
         found.append("the network takes x / sqrt(1 + sigma^2), not x: scale the state before each call")
     if config.condition == "tokens":
         found.append(f"{NULL_TEXT} holds the null caption: pass it as the embedding of the negative prompt")

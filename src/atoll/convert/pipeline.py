@@ -45,8 +45,8 @@ from ..diffusion import (
     Denoiser,
     Kind,
     LinearFlow,
+    NegativeCondition,
     NetworkDenoiser,
-    Opposed,
     Schedule,
 )
 from ..mixture.mixture import Denoisers, Mixture
@@ -272,7 +272,7 @@ class PipelineMethods:
                 raise ValueError(f"negative_prompt: give one, or one for each prompt; got {given}")
             opposite = self.encode(away * (len(prompts) // len(away)), device)
             assert opposite is not None, "a model that takes a prompt takes a negative one"
-            condition = Opposed(**condition.tensors(), negative=opposite)
+            condition = NegativeCondition(**condition.tensors(), negative=opposite)
         if unknown := set(callback_on_step_end_tensor_inputs) - {"latents"}:
             raise ValueError(f"callback_on_step_end_tensor_inputs: latents are all there is, got {sorted(unknown)}")
         self._interrupt = False  # a callback may set it

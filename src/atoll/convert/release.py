@@ -30,7 +30,6 @@ from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, O
 from ..models.block_transform import BlockTransform
 from ..models.pretrained import EXTRA, locate
 from ..models.router import Router
-from ..models.shapes import as_shapes
 from ..models.text_encoders import load_pretrained_text
 from ..registry.checks import check_spaces
 from ..registry.versions import Version
@@ -103,7 +102,7 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 def _component(kind: Any, card: BaseModel, digest: str, tensors: dict[str, torch.Tensor], **config: Any) -> Any:
     """A network component with these weights; nothing is initialized to be overwritten."""
-    with as_shapes():
+    with torch.device("meta"):
         made = kind(card=card.model_dump(mode="json"), digest=digest, **config)
     made.load_state_dict(tensors, strict=True, assign=True)
     return made.eval().requires_grad_(False)

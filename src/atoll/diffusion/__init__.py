@@ -1,13 +1,9 @@
 """The maths of the diffusion process: tensors in, tensors out. Imports torch only."""
 
 from .bridge import Bridge
-from .condition import Condition, Opposed
-from .denoiser import (
-    Denoiser,
-    NetworkDenoiser,
-)
+from .condition import Condition, NegativeCondition
+from .denoiser import Denoiser, NetworkDenoiser
 from .objective import (
-    Corruption,
     LogitNormal,
     MinSNR,
     Objective,
@@ -23,27 +19,14 @@ from .objective import (
     squared_error,
     velocity_error,
 )
-from .prediction import (
-    Kind,
-    Prediction,
-    carries_only_noise,
-    coefficients,
-    combine,
-    convert,
-    linear_form,
-    mix,
-    pair,
-    tells_only,
-    x0_gain,
-)
-from .schedule import EDM, AnySchedule, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
+from .prediction import Kind, Prediction, coefficients, combine, convert, is_noise_only, mix, recombine, x0_gain
+from .schedule import VE, AnySchedule, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
-    "EDM",
+    "VE",
     "AnySchedule",
     "Bridge",
     "Condition",
-    "Corruption",
     "CosineVP",
     "DDPMBetas",
     "Denoiser",
@@ -51,9 +34,9 @@ __all__ = [
     "LinearFlow",
     "LogitNormal",
     "MinSNR",
+    "NegativeCondition",
     "NetworkDenoiser",
     "Objective",
-    "Opposed",
     "Plain",
     "Prediction",
     "Schedule",
@@ -62,19 +45,17 @@ __all__ = [
     "TimeDensity",
     "Uniform",
     "Weighting",
-    "carries_only_noise",
     "coefficients",
     "combine",
     "convert",
     "fixed_times",
-    "linear_form",
+    "is_noise_only",
     "mix",
     "noisy",
-    "pair",
     "per_sample",
+    "recombine",
     "shift_time",
     "squared_error",
-    "tells_only",
     "velocity_error",
     "wide_dtype",
     "widen",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .condition import Condition
 from .denoiser import Denoiser
-from .prediction import Kind, Prediction, carries_only_noise, coefficients, linear_form
+from .prediction import Kind, Prediction, coefficients, is_noise_only, recombine
 from .schedule import LinearFlow, Schedule, scaled
 
 
@@ -63,12 +63,12 @@ class Bridge:
         y = scaled(x, scale)
         answer = self.denoiser(y.to(x.dtype), s, condition)
         velocity = coefficients(Kind.VELOCITY, self.onto, t)
-        return Prediction(Kind.VELOCITY, linear_form(answer, own, y, s, velocity))
+        return Prediction(Kind.VELOCITY, recombine(answer, own, y, s, velocity))
 
     def expert_time(self, t: Tensor) -> Tensor:
         """The expert's time s for reference times t [B]: equal log-SNR, within the band and the limit."""
         own = self.denoiser.schedule
         log_snr = self.onto.log_snr(t)
-        if self.limit is not None and carries_only_noise(self.denoiser.kind, own):
+        if self.limit is not None and is_noise_only(self.denoiser.kind, own):
             log_snr = log_snr.clamp(min=-2.0 * math.log(self.limit))
         return own.time_at(log_snr)

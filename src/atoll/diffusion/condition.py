@@ -88,7 +88,7 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Opposed(Condition):
+class NegativeCondition(Condition):
     """A condition whose twin in guidance is a negative prompt [B] instead of no prompt."""
 
     negative: Condition
@@ -98,4 +98,4 @@ class Opposed(Condition):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Condition:
         kept = {name: change(value) for name, value in self.tensors().items()}
-        return Opposed(**kept, negative=self.negative._map(change))
+        return NegativeCondition(**kept, negative=self.negative._map(change))

@@ -10,22 +10,25 @@ prediction.py) the kinds differ only by a weight over time:
     |velocity error|^2 = 1 / sigma^2        |x0 error|^2        (linear path)
     |v error|^2        = (alpha^2 + sigma^2) / sigma^2 |x0 error|^2
 
-and a `Weighting` replaces that weight by another one, whatever the kind.
+and a `Weighting` replaces that weight by another one, whatever the kind. A new density or weighting is one class here,
+added to its union.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from .condition import Condition
 from .denoiser import Denoiser
-from .prediction import Kind, Prediction, coefficients, combine, convert, mix, x0_gain
+from .prediction import Kind, coefficients, convert, mix, x0_gain
 from .schedule import AnySchedule, Schedule, widen
+
+LARGEST_TARGET = 1_000.0  # mean square times weight, for data of variance 1; of usual objectives it is 1 to 5
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,12 @@ class Shifted:
         return shift_time(widen(u), self.shift)
 
 
+TimeDensity = Uniform | LogitNormal | Shifted
+
+
 def shift_time(t: Tensor, shift: float) -> Tensor:
     """t -> s t / (1 + (s - 1) t): multiplies sigma/alpha on the linear path by s."""
     return shift * t / (1.0 + (shift - 1.0) * t)
-
-
-TimeDensity = Uniform | LogitNormal | Shifted
 
 
 @dataclass(frozen=True)
@@ -118,51 +121,9 @@ class Sigmoid:
 Weighting = Plain | MinSNR | Sigmoid
 
 
-@dataclass(frozen=True, eq=False)
-class Corruption:
-    """What an objective does to a batch at its times: five numbers per sample, each a float tensor [B].
-
-    alpha, sigma   of the state   x_t = alpha x0 + sigma eps
-    p, q           of the target  p x0 + q eps, the kind the network predicts
-    weight         of the squared error
-
-    Computed once per batch, in float64 where the device has it; nothing here asks the schedule again. So a training
-    loop computes it on the CPU, ships it with `to(device, torch.float32)` and runs none of the small float64 kernels
-    there. Samples are shaped [B, ...].
-    """
-
-    alpha: Tensor
-    sigma: Tensor
-    p: Tensor
-    q: Tensor
-    weight: Tensor
-
-    def __len__(self) -> int:
-        return len(self.alpha)
-
-    def __getitem__(self, rows: slice | Tensor) -> Corruption:
-        """The corruption of some samples: a slice, an index tensor or a boolean mask."""
-        return self._map(lambda all_five: all_five[:, rows])
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Corruption:
-        return self._map(lambda all_five: all_five.to(device=device, dtype=dtype))
-
-    def noisy(self, x0: Tensor, eps: Tensor) -> Tensor:
-        """x_t = alpha x0 + sigma eps, in x0's precision."""
-        return mix(self.alpha, self.sigma, x0, eps)
-
-    def target(self, x0: Tensor, eps: Tensor) -> Tensor:
-        """p x0 + q eps, in x0's precision."""
-        return mix(self.p, self.q, x0, eps)
-
-    def loss(self, value: Tensor, x0: Tensor, eps: Tensor) -> Tensor:
-        """Weighted mean squared error per sample of a network's answer, float32 or wider [B]."""
-        error = squared_error(value, self.target(x0, eps))
-        return self.weight.to(error.dtype) * error
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Corruption:
-        """Change all five as one tensor [5, B]: one copy to a device instead of five."""
-        return Corruption(*change(torch.stack([getattr(self, f.name) for f in fields(self)])))
+def names(union: Any) -> str:
+    """`name` of each class of a union."""
+    return ", ".join(part.name for part in get_args(union))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,18 +131,24 @@ class Objective:
     """A schedule, the kind predicted on it, where in time to train, and how to weigh the error."""
 
     # `name` tells the classes of a union apart; pydantic reads `discriminator`
-    schedule: AnySchedule = field(
-        metadata={"help": "data to noise: linear-flow, cosine-vp, ddpm-betas, edm", "discriminator": "name"}
-    )
+    schedule: AnySchedule = field(metadata={"help": f"data to noise: {names(AnySchedule)}", "discriminator": "name"})
     kind: Kind = field(metadata={"help": "what is predicted: x0, epsilon, velocity, v, score"})
     density: TimeDensity = field(
         default=Uniform(),
-        metadata={"help": "times to train: uniform, logit-normal, shifted", "discriminator": "name"},
+        metadata={"help": f"times to train: {names(TimeDensity)}", "discriminator": "name"},
     )
     weighting: Weighting = field(
         default=Plain(),
-        metadata={"help": "of the error over times: plain, min-snr, sigmoid", "discriminator": "name"},
+        metadata={"help": f"of the error over times: {names(Weighting)}", "discriminator": "name"},
     )
+
+    def __post_init__(self) -> None:
+        largest = largest_target(self)
+        if not largest <= LARGEST_TARGET:  # or NaN
+            raise ValueError(
+                f"kind {self.kind} on {self.schedule.name} with weighting {self.weighting.name}: the target is "
+                f"unbounded, its weighted mean square reaches {largest:.0e}; use another kind, or weighting min-snr"
+            )
 
     def times(self, u: Tensor) -> Tensor:
         """Training times [B] from uniform numbers in (0, 1), kept inside the schedule's band."""
@@ -190,40 +157,25 @@ class Objective:
         )
         return self.density.quantile(u).clamp(cleanest, noisiest)
 
-    def at(self, t: Tensor) -> Corruption:
-        """All coefficients of a batch at times t [B], float64 where t's device has it."""
-        return Corruption(
-            self.schedule.alpha(t),
-            self.schedule.sigma(t),
-            *coefficients(self.kind, self.schedule, t),
-            self.weighting(self.kind, self.schedule, t),
-        )
-
     def corrupt(self, x0: Tensor, eps: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The noisy x_t, the target of the network, both in x0's precision, and the weight of its squared error [B].
 
         Coefficients are computed where t is, in float64 if that device has it.
         """
-        path = self.schedule
-        x_t = mix(path.alpha(t), path.sigma(t), x0, eps)
-        target = mix(*coefficients(self.kind, path, t), x0, eps)
-        return x_t, target, self.weighting(self.kind, path, t)
+        target = mix(*coefficients(self.kind, self.schedule, t), x0, eps)
+        return noisy(self.schedule, x0, eps, t), target, self.weighting(self.kind, self.schedule, t)
 
-    def noisy(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-        """x_t = alpha x0 + sigma eps."""
-        return self.at(t).noisy(x0, eps)
 
-    def target(self, x0: Tensor, eps: Tensor, t: Tensor) -> Prediction:
-        return Prediction(self.kind, self.at(t).target(x0, eps))
-
-    def loss(self, answer: Prediction, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-        """Weighted mean squared error per sample, float32 or wider [B]."""
-        assert answer.kind is self.kind, f"objective wants {self.kind}, the network answered {answer.kind}"
-        return self.at(t).loss(answer.value, x0, eps)
+@lru_cache(maxsize=64)
+def largest_target(objective: Objective) -> float:
+    """Largest weight times mean square of the target p x0 + q eps over the training times, data of variance 1."""
+    t = objective.times(torch.linspace(0.0, 1.0, 65, dtype=torch.float64))
+    p, q = coefficients(objective.kind, objective.schedule, t)
+    return (objective.weighting(objective.kind, objective.schedule, t) * (p**2 + q**2)).max().item()
 
 
 def noisy(schedule: Schedule, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-    """x_t = alpha(t) x0 + sigma(t) eps on any schedule."""
+    """x_t = alpha(t) x0 + sigma(t) eps, in x0's precision."""
     return mix(schedule.alpha(t), schedule.sigma(t), x0, eps)
 
 
@@ -239,9 +191,10 @@ def velocity_error(denoiser: Denoiser, x0: Tensor, eps: Tensor, t: Tensor, condi
     Put every expert behind a `Bridge` first; then objectives of any schedule and kind are measured in the
     same unit, and the difference of two experts is a difference in quality.
     """
-    x = noisy(denoiser.schedule, x0, eps, t)
-    answer = convert(denoiser(x, t, condition), Kind.VELOCITY, denoiser.schedule, x, t)
-    return squared_error(answer.value, combine(Kind.VELOCITY, denoiser.schedule, t, x0, eps).value)
+    path = denoiser.schedule
+    x = noisy(path, x0, eps, t)
+    predicted = convert(denoiser(x, t, condition), Kind.VELOCITY, path, x, t).value
+    return squared_error(predicted, mix(*coefficients(Kind.VELOCITY, path, t), x0, eps))
 
 
 def fixed_times(count: int) -> Tensor:

@@ -73,21 +73,13 @@ def x0_gain(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def tells_only(kind: Kind, schedule: Schedule) -> Kind | None:
-    """EPSILON or X0, if the kind is proportional to that one all along the path (p = 0 or q = 0); None: it tells both.
+def is_noise_only(kind: Kind, schedule: Schedule) -> bool:
+    """Whether the kind is proportional to eps all along the path (p = 0), so that x0 is had by dividing by alpha.
 
-    Of noise alone x0 is had by dividing by alpha, of x0 alone noise by dividing by sigma. Only noise is in epsilon and
-    score, and in velocity where alpha is constant (EDM).
+    So are epsilon and score, and velocity where alpha is constant (VE).
     """
-    inside = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
-    p, q = coefficients(kind, schedule, inside)
-    if bool((p == 0).all()):
-        return Kind.EPSILON
-    return Kind.X0 if bool((q == 0).all()) else None
-
-
-def carries_only_noise(kind: Kind, schedule: Schedule) -> bool:
-    return tells_only(kind, schedule) is Kind.EPSILON
+    p, _ = coefficients(kind, schedule, torch.linspace(0.1, 0.9, 9, dtype=torch.float64))
+    return bool((p == 0).all())
 
 
 def mix(p: Tensor, q: Tensor, x0: Tensor, eps: Tensor) -> Tensor:
@@ -101,7 +93,7 @@ def combine(kind: Kind, schedule: Schedule, t: Tensor, x0: Tensor, eps: Tensor) 
     return Prediction(kind, mix(*coefficients(kind, schedule, t), x0, eps))
 
 
-def linear_form(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor, form: Coefficients) -> Tensor:
+def recombine(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor, form: Coefficients) -> Tensor:
     """P x0 + Q eps by equation (2), for `form` = (P, Q) [B]; in float32 or wider whatever the inputs' precision."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, prediction.value.dtype), torch.float32)
     p, q = coefficients(prediction.kind, schedule, t)
@@ -111,15 +103,8 @@ def linear_form(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor
     return per_sample(of_state, x).to(dtype) * x + per_sample(of_value, x).to(dtype) * prediction.value
 
 
-def pair(prediction: Prediction, schedule: Schedule, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """(x0, eps), in float32 or wider whatever the inputs' precision."""
-    dtype = torch.promote_types(torch.promote_types(x.dtype, prediction.value.dtype), torch.float32)
-    wide = Prediction(prediction.kind, prediction.value.to(dtype))
-    return convert(wide, Kind.X0, schedule, x, t).value, convert(wide, Kind.EPSILON, schedule, x, t).value
-
-
 def convert(prediction: Prediction, to: Kind, schedule: Schedule, x: Tensor, t: Tensor) -> Prediction:
-    """The same answer as another kind on the same path; the same kind comes back untouched."""
+    """The same prediction as another kind on the same path; the same kind comes back untouched."""
     if prediction.kind is to:
         return prediction
-    return Prediction(to, linear_form(prediction, schedule, x, t, coefficients(to, schedule, t)))
+    return Prediction(to, recombine(prediction, schedule, x, t, coefficients(to, schedule, t)))

@@ -26,21 +26,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# sigma/alpha reaches 0 and infinity on paths that touch pure data or pure noise; we call 1e-4 .. 1e4 covered.
-_OPEN_END = 2.0 * math.log(1e4)
+OPEN_END = 2.0 * math.log(1e4)  # sigma/alpha reaches 0 and infinity on some paths; 1e-4 .. 1e4 counts as covered
 BISECTIONS = 60  # halve [0, 1] below float64's resolution
-
-
 WITHOUT_FLOAT64 = ("mps",)  # device types: Apple's GPUs
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest float of a device."""
+    """The widest float that a device has."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def widen(t: Tensor, device: torch.device | None = None) -> Tensor:
-    """Times in the widest float their device has, or the device they are moved to."""
+    """Times in the widest float of their device, or of the device they are moved to."""
     device = device or t.device
     return t.to(device, wide_dtype(device))
 
@@ -60,8 +57,8 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
 class Schedule:
     """A path from data to noise, a value: frozen and hashable. Methods map times [B] to float64 values [B].
 
-    A new schedule is a frozen dataclass with `name`, `alpha` and `sigma`, added to AnySchedule below. Derivatives
-    (autograd), the band and the inverse (bisection) have defaults here; closed forms are faster.
+    A new schedule is a frozen dataclass with `name`, `alpha` and `sigma`, added to AnySchedule at the end of this file.
+    Derivatives (autograd), band and inverse (bisection) have defaults; closed forms are faster.
     """
 
     name: str
@@ -97,14 +94,14 @@ class Schedule:
         return 0.5 * (low + high)
 
     def input_scale(self, t: Tensor) -> Tensor | None:
-        """What the state is multiplied with before a network of this path sees it; None: nothing."""
+        """What the state is multiplied with before it enters a network of this path; None: nothing."""
         return None
 
 
 @lru_cache(maxsize=64)
 def _band(schedule: Schedule) -> tuple[float, float]:
     cleanest, noisiest = schedule.log_snr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
-    return max(noisiest, -_OPEN_END), min(cleanest, _OPEN_END)
+    return max(noisiest, -OPEN_END), min(cleanest, OPEN_END)
 
 
 def _slope(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
@@ -117,7 +114,7 @@ def _slope(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearFlow(Schedule):
-    """Flow matching's straight path, and the reference path of every ensemble: alpha = 1 - t, sigma = t."""
+    """Flow matching's straight path, and the sampling path of every ensemble: alpha = 1 - t, sigma = t."""
 
     name: Literal["linear-flow"] = field(default="linear-flow", kw_only=True)
 
@@ -184,7 +181,7 @@ class DDPMBetas(Schedule):
 
     @property
     def band(self) -> tuple[float, float]:
-        knots = _ddpm_log_snr(self.betas, self.steps)
+        knots = ddpm_log_snr(self.betas, self.steps, torch.device("cpu"))
         return float(knots[-1]), float(knots[0])
 
     def alpha(self, t: Tensor) -> Tensor:
@@ -193,70 +190,51 @@ class DDPMBetas(Schedule):
     def sigma(self, t: Tensor) -> Tensor:
         return torch.sigmoid(-self.log_snr(t)).sqrt()
 
-    def d_alpha(self, t: Tensor) -> Tensor:
-        # alpha = sigmoid(l)^(1/2)  =>  d alpha / dl = alpha sigma^2 / 2
-        log_snr, slope = self._interpolate(t)
-        return 0.5 * torch.sigmoid(log_snr).sqrt() * torch.sigmoid(-log_snr) * slope
-
-    def d_sigma(self, t: Tensor) -> Tensor:
-        log_snr, slope = self._interpolate(t)
-        return -0.5 * torch.sigmoid(-log_snr).sqrt() * torch.sigmoid(log_snr) * slope
-
     def log_snr(self, t: Tensor) -> Tensor:
-        return self._interpolate(t)[0]
+        position = widen(t).clamp(0.0, 1.0) * (self.steps - 1)
+        knots = ddpm_log_snr(self.betas, self.steps, position.device)
+        left = position.detach().floor().long().clamp(0, self.steps - 2)
+        return knots[left] + (position - left) * (knots[left + 1] - knots[left])
 
     def time_at(self, log_snr: Tensor) -> Tensor:
         wanted = widen(log_snr).clamp(*self.band)
-        knots = _ddpm_log_snr_on(self.betas, self.steps, wanted.device)
+        knots = ddpm_log_snr(self.betas, self.steps, wanted.device)
         # knots fall with the step, so search in their negatives, which rise
         left = (torch.searchsorted(-knots, -wanted, right=True) - 1).clamp(0, self.steps - 2)
         fraction = (knots[left] - wanted) / (knots[left] - knots[left + 1])
         return (left + fraction) / (self.steps - 1)
 
-    def _interpolate(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """log-SNR and its slope d log_snr / dt at t."""
-        position = widen(t).clamp(0.0, 1.0) * (self.steps - 1)
-        knots = _ddpm_log_snr_on(self.betas, self.steps, position.device)
-        left = position.detach().floor().long().clamp(0, self.steps - 2)
-        rise = knots[left + 1] - knots[left]
-        return knots[left] + (position - left) * rise, rise * (self.steps - 1)
 
-
-@lru_cache(maxsize=16)
-def _ddpm_log_snr(betas: str, steps: int) -> Tensor:
-    """log-SNR at every step of a DDPM beta table, float64 [steps]."""
-    if betas == "linear":
-        # Ho et al. give 1e-4 .. 0.02 for 1000 steps; other lengths keep the same end noise
-        scale = 1000.0 / steps
+@lru_cache(maxsize=64)
+def ddpm_log_snr(betas: str, steps: int, device: torch.device) -> Tensor:
+    """log-SNR at every step of a DDPM beta table [steps], on a device in its widest float."""
+    scale = 1000.0 / steps  # papers give the ends for 1000 steps; other lengths keep the same end noise
+    if betas == "linear":  # Ho et al.
         beta = torch.linspace(1e-4 * scale, 0.02 * scale, steps, dtype=torch.float64)
-    elif betas == "scaled_linear":
-        scale = 1000.0 / steps
+    elif betas == "scaled_linear":  # Stable Diffusion
         beta = torch.linspace((0.00085 * scale) ** 0.5, (0.012 * scale) ** 0.5, steps, dtype=torch.float64) ** 2
-    else:
-        # Nichol and Dhariwal's cosine table, each beta capped at 0.999
+    else:  # Nichol and Dhariwal's cosine table, each beta capped at 0.999
         edges = torch.arange(steps + 1, dtype=torch.float64) / steps
         bar = torch.cos((edges + 0.008) / 1.008 * math.pi / 2) ** 2
         beta = (1.0 - bar[1:] / bar[:-1]).clamp(max=0.999)
     if not bool(((beta > 0) & (beta < 1)).all()):
         raise ValueError(f"a {betas} table of {steps} steps has a beta outside (0, 1); use more steps")
     log_signal = torch.log1p(-beta).cumsum(0)  # log alpha^2
-    return log_signal - torch.log(-torch.expm1(log_signal))
-
-
-@lru_cache(maxsize=64)
-def _ddpm_log_snr_on(betas: str, steps: int, device: torch.device) -> Tensor:
-    """The same table kept on a device, so that asking a DDPM expert copies nothing to it."""
-    return widen(_ddpm_log_snr(betas, steps), device)
+    return widen(log_signal - torch.log(-torch.expm1(log_signal)), device)
 
 
 @dataclass(frozen=True)
-class EDM(Schedule):
-    """Karras et al.'s variance-exploding path: alpha = 1, sigma = (s0 + t (s1 - s0))^rho from 0.002 to 80."""
+class VE(Schedule):
+    """A variance-exploding path: alpha = 1, sigma = (s0 + t (s1 - s0))^rho, from sigma_min to sigma_max.
+
+    Its spacing of sigma and its input scale are those of VE (Karras et al.); with kind `v` a network also has VE's
+    output preconditioning. VE's density of noise levels and its loss weights are not part of it.
+    """
 
     sigma_min: float = field(default=0.002, metadata={"help": "noise at t = 0"})
     sigma_max: float = field(default=80.0, metadata={"help": "noise at t = 1"})
     rho: float = field(default=7.0, metadata={"help": "how much of the time goes to little noise"})
-    name: Literal["edm"] = field(default="edm", kw_only=True)
+    name: Literal["ve"] = field(default="ve", kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sigma_min < self.sigma_max:
@@ -280,23 +258,13 @@ class EDM(Schedule):
         low, rise = self._roots
         return (low + widen(t) * rise) ** self.rho
 
-    def d_alpha(self, t: Tensor) -> Tensor:
-        return torch.zeros_like(widen(t))
-
-    def d_sigma(self, t: Tensor) -> Tensor:
-        low, rise = self._roots
-        return self.rho * rise * (low + widen(t) * rise) ** (self.rho - 1)
-
-    def log_snr(self, t: Tensor) -> Tensor:
-        return -2.0 * self.sigma(t).log()
-
     def time_at(self, log_snr: Tensor) -> Tensor:
         low, rise = self._roots
         return (torch.exp(-0.5 * widen(log_snr).clamp(*self.band) / self.rho) - low) / rise
 
     def input_scale(self, t: Tensor) -> Tensor:
-        """Karras et al.'s c_in for data of standard deviation 1, as latents are: the network sees variance 1."""
+        """VE's c_in for data of standard deviation 1, as latents are: the network sees variance 1."""
         return 1.0 / torch.hypot(self.alpha(t), self.sigma(t))
 
 
-AnySchedule = LinearFlow | CosineVP | DDPMBetas | EDM
+AnySchedule = LinearFlow | CosineVP | DDPMBetas | VE

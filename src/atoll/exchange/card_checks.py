@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..artifacts import DIGEST, Manifest, UserError, canonical_json, differences, explain, sanitize
-from ..diffusion import EDM, AnySchedule, DDPMBetas, Kind
+from ..diffusion import VE, AnySchedule, DDPMBetas, Kind
 from ..islands.expert import KIND, ExpertCard
 from ..islands.initialization import card_for
 from ..islands.order import Order
 from ..islands.validation import LIMITS
 from ..models.dit import DiT, DiTConfig
-from ..models.shapes import as_shapes
 from .quarantine import Refused
 from .thresholds import AdmissionThresholds
 
@@ -52,7 +52,7 @@ def check_manifest(manifest: Manifest, where: str) -> str:
 
 def largest_files(architecture: DiTConfig, limits: AdmissionThresholds) -> dict[str, int]:
     """The most bytes of each file of an expert of this architecture."""
-    with as_shapes():
+    with torch.device("meta"):
         weights = sum(4 * value.numel() for value in DiT(architecture).state_dict().values())
     return {CARD: limits.card_bytes, METRICS: limits.metrics_bytes, WEIGHTS: weights + limits.header_bytes}
 
@@ -114,7 +114,7 @@ def is_usable(schedule: AnySchedule) -> bool:
     """No table of a billion steps, no exponent that overflows."""
     if isinstance(schedule, DDPMBetas):
         return 10 <= schedule.steps <= 10_000
-    if isinstance(schedule, EDM):
+    if isinstance(schedule, VE):
         return schedule.sigma_min >= 1e-4 and schedule.sigma_max <= 1e4 and 1 <= schedule.rho <= 20
     return True
 

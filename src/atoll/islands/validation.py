@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import LatentDataset
 from ..data.stream import sample_order
-from ..diffusion import Condition, LinearFlow, carries_only_noise, fixed_times, velocity_error, widen
+from ..diffusion import Condition, LinearFlow, fixed_times, is_noise_only, velocity_error, widen
 from ..training.compute import ComputeConfig
 from ..training.loop import micro_batches
 from ..training.seeds import generator
@@ -57,7 +57,7 @@ class Validation:
         Only a kind proportional to eps is limited. How far such an expert is right towards t = 1 depends on how well it
         was trained, so it is measured.
         """
-        if len(self.t) == 0 or not carries_only_noise(card.kind, card.schedule):
+        if len(self.t) == 0 or not is_noise_only(card.kind, card.schedule):
             return card
         cards = [card.model_copy(update={"bridge_limit": limit}) for limit in LIMITS]
         return min(cards, key=lambda each: self._error(network, each, compute, 0.6 + 0.4 * self.t))

@@ -1,16 +1,24 @@
 """What a network costs: parameters, arithmetic and memory, before anything is allocated.
 
-Counted, not measured: parameters on the meta device, FLOPs as 2 x (rows x inputs x outputs) of every matrix
-product (element-wise work is left out, as everywhere), activations as the tensors an eager backward pass
-keeps. A compiled step keeps somewhat fewer: training/memory.py has the share, and what else takes memory.
+Counted on the meta device, where tensors have shapes and no memory: parameters, the FLOPs of all matrix products of one
+forward pass (two per multiply-add; element-wise work is left out, as everywhere), and the tensors that autograd keeps.
+A new option of a network is counted as it is computed. Blocks are alike, so a network of two of them is enough.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
-from .dit import TIME_FREQUENCIES, DiT, DiTConfig
-from .shapes import as_shapes
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..diffusion.condition import Condition
+from .dit import DiT, DiTConfig
 
 FLOAT32 = 4
 BFLOAT16 = 2
@@ -18,13 +26,13 @@ BFLOAT16 = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """One architecture's cost, whatever it is trained on; training/memory.py says what a machine makes of it."""
+    """One architecture's cost, whatever it is trained on; training/memory.py makes GiB and seconds of it."""
 
     parameters: int
     fixed: int  # values of the sin-cos position table, which some papers count as parameters
     flops_forward: int  # per image
     flops_attention: int  # of them, the products of queries, keys and values
-    block_input_values: int  # per image and block: all that a recomputed block keeps
+    block_input_values: int  # per image and block: all that a checkpointed block keeps
     block_values: int  # per image: what one block keeps for the backward pass
     other_values: int  # per image: the same for everything outside the blocks
     depth: int
@@ -42,70 +50,83 @@ class Cost:
         return micro_batch * value_bytes * values
 
 
+@lru_cache(maxsize=1024)
 def account(config: DiTConfig) -> Cost:
-    with as_shapes():
-        network = DiT(config)
-    parameters = sum(p.numel() for p in network.parameters())
+    with torch.device("meta"):
+        network, inputs = DiT(replace(config, depth=2)).to("meta"), meta_inputs(config)
+    own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
+    kept: dict[int, Tensor] = {}  # by storage; held, so that no storage takes the place of another
+    counter, attention = FlopCounterMode(display=False), CountedAttention()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    def so_far() -> tuple[int, int]:
+        """FLOPs, and values that are kept for the backward pass."""
+        values = sum(t.untyped_storage().nbytes() // t.element_size() for t in kept.values())
+        return counter.get_total_flops() + attention.flops, values
+
+    marks: list[tuple[int, int]] = []
+    network.blocks[1].register_forward_pre_hook(lambda *_: marks.append(so_far()))
+    network.blocks[1].register_forward_hook(lambda *_: marks.append(so_far()))
+    with counter, attention, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(*inputs)
+    (flops, values), (block_flops, block_values) = so_far(), (b - a for a, b in zip(*marks, strict=True))
+    block_parameters, parameters = (sum(p.numel() for p in m.parameters()) for m in (network.blocks[1], network))
+    more = config.depth - 2
     return Cost(
-        parameters=parameters,
-        fixed=network.patches.positions.numel() if config.positions == "sincos" else 0,
-        flops_forward=flops_forward(config),
-        flops_attention=flops_attention(config),
+        parameters=parameters + more * block_parameters,
+        fixed=config.image_tokens * config.width if config.positions == "sincos" else 0,
+        flops_forward=flops + more * block_flops,
+        flops_attention=attention.flops * config.depth // 2,
         block_input_values=config.image_tokens * config.width,
-        block_values=block_values(config),
-        other_values=other_values(config),
+        block_values=block_values,
+        other_values=values - 2 * block_values,
         depth=config.depth,
     )
 
 
-def flops_attention(config: DiTConfig) -> int:
-    """Of `flops_forward`, what queries, keys and values cost with each other, in all blocks."""
-    keys = config.image_tokens + (config.text_length or 0 if config.condition == "tokens" else 0)
-    return 2 * config.depth * 2 * config.image_tokens * keys * config.width
-
-
 def flops_forward(config: DiTConfig) -> int:
     """Floating-point operations of one forward pass for one image: two per multiply-add."""
-    n, d, length = config.image_tokens, config.width, config.text_length or 0
-    text = config.text_width or 0
-    products = n * config.latent[0] * config.patch**2 * d  # patches
-    products += TIME_FREQUENCIES * d + d * d  # time
-    if config.condition == "pooled":
-        products += text * d + d * d
-    elif config.condition == "tokens":
-        products += length * (text * d + d * d)
-    elif config.condition == "words":
-        products += length * d
-    if config.variant == "adaln-single":
-        products += d * 6 * d
-
-    block = 4 * n * d * d + 2 * n * d * config.mlp_width  # attention's maps, MLP
-    if config.variant == "adaln":
-        block += d * 6 * d
-    if config.condition == "tokens":
-        block += 2 * n * d * d + 2 * length * d * d
-    products += config.depth * block
-
-    if config.variant == "adaln":
-        products += d * 2 * d
-    products += n * d * config.patch**2 * config.channels_out
-    return 2 * products + flops_attention(config)
+    return account(config).flops_forward
 
 
-def block_values(config: DiTConfig) -> int:
-    """Values one block keeps for its backward pass, per image."""
-    n, d = config.image_tokens, config.width
-    attention = 8 * n * d  # input, normed, modulated, q, k, v, answer, projected
-    mlp = 4 * n * d + 2 * n * config.mlp_width  # input, normed, modulated, answer; before and after the activation
-    modulation = 8 * d  # six vectors and two times 1 + scale
-    cross = 3 * n * d + 2 * (config.text_length or 0) * d if config.condition == "tokens" else 0
-    return attention + mlp + modulation + cross
+def meta_inputs(config: DiTConfig) -> tuple[Tensor, Tensor, Condition | None]:
+    """One image's (x, time, condition) for a network."""
+    length, width = config.text_length or 1, config.text_width or 1
+    condition = None
+    if config.condition != "none":
+        words = config.condition == "words"
+        condition = Condition(
+            labels=torch.empty(1, dtype=torch.int64),
+            pooled=torch.empty(1, width),
+            tokens=torch.empty(1, length, dtype=torch.int64) if words else torch.empty(1, length, width),
+        )
+    return torch.empty(1, *config.latent), torch.empty(1), condition
 
 
-def other_values(config: DiTConfig) -> int:
-    """Values kept outside the blocks, per image: patches, time and text embedding, head."""
-    n, d, length = config.image_tokens, config.width, config.text_length or 0
-    values = n * config.latent[0] * config.patch**2 + 3 * n * d + TIME_FREQUENCIES + 6 * d
-    if config.condition == "tokens":
-        values += length * ((config.text_width or 0) + 3 * d)
-    return values
+class CountedAttention(TorchFunctionMode):
+    """Attention as GPUs compute it: it keeps inputs and output, and no matrix of weights, as torch's for meta does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.scaled_dot_product_attention:
+            return function(*args, **(kwargs or {}))
+        q, k, v = args
+        self.flops += 4 * q.numel() * k.shape[-2]  # scores, and their product with values
+        return KeptAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+
+
+class KeptAttention(torch.autograd.Function):
+    """The shape of an attention's output, and what its backward pass needs."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, output)
+        return output

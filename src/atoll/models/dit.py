@@ -507,6 +507,8 @@ def initialize(network: nn.Module, config: DiTConfig, generator: torch.Generator
     DiT also starts every block as the identity (zero modulation); PixArt's blocks start active (random
     tables), but with silent cross-attention.
     """
+    if network.patches.project.weight.is_meta:  # type: ignore[union-attr]
+        return  # there is nothing to draw, and torch would load its compiler for it
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight, generator=generator)

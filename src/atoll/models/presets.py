@@ -2,70 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from .dit import DiTConfig
 
 PATCHES = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True)
-class Size:
-    width: int
-    depth: int
-    heads: int
-
-
-SIZES = {
-    "s": Size(384, 12, 6),
-    "b": Size(768, 12, 12),
-    "l": Size(1024, 24, 16),
-    "xl": Size(1152, 28, 16),
-    "3b": Size(2560, 30, 20),
+SIZES: dict[str, dict[str, Any]] = {
+    "s": {"width": 384, "depth": 12, "heads": 6},
+    "b": {"width": 768, "depth": 12, "heads": 12},
+    "l": {"width": 1024, "depth": 24, "heads": 16},
+    "xl": {"width": 1152, "depth": 28, "heads": 16},
+    "3b": {"width": 2560, "depth": 30, "heads": 20},
 }
 
 
-def preset(
-    name: str,
-    *,
-    latent: tuple[int, int, int],
-    variant: Literal["adaln", "adaln-single"] = "adaln-single",
-    condition: Literal["none", "labels", "words", "pooled", "tokens"] = "none",
-    classes: int | None = None,
-    vocabulary: int | None = None,
-    text_width: int | None = None,
-    text_length: int | None = None,
-    out_channels: int | None = None,
-) -> DiTConfig:
-    """The architecture called `name`, such as xl/2, for latents of shape C, H, W."""
-    size, patch = parse(name)
-    return DiTConfig(
-        latent=latent,
-        patch=patch,
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-        variant=variant,
-        condition=condition,
-        classes=classes,
-        vocabulary=vocabulary,
-        text_width=text_width,
-        text_length=text_length,
-        out_channels=out_channels,
-    )
+def preset(name: str, **fields: Any) -> DiTConfig:
+    """The architecture called `name`, with more `fields` of a DiTConfig: latent, condition, ..."""
+    return DiTConfig(**shape(name), **fields)
 
 
-def parse(name: str) -> tuple[Size, int]:
-    """`xl/2` -> (the size XL, patch 2)."""
+def shape(name: str) -> dict[str, Any]:
+    """`xl/2` -> patch, width, depth and heads."""
     size, slash, patch = name.lower().partition("/")
     if size not in SIZES or not slash or patch not in map(str, PATCHES):
         raise ValueError(
             f"unknown architecture {name!r}; use a size of {', '.join(SIZES)} and a patch of 1, 2, 4 or 8, such as xl/2"
         )
-    return SIZES[size], int(patch)
+    return {"patch": int(patch), **SIZES[size]}
 
 
 def heads_for(width: int) -> int | None:
     """Heads of the named size with this width: official checkpoints do not store them."""
-    return next((size.heads for size in SIZES.values() if size.width == width), None)
+    return next((size["heads"] for size in SIZES.values() if size["width"] == width), None)

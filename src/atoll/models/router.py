@@ -42,7 +42,8 @@ class Router(nn.Module):
         self.blocks = nn.ModuleList(Block(config.trunk) for _ in range(config.trunk.depth))
         self.head = Head(config.trunk, outputs=config.clusters)
         initialize(self, config.trunk, generator)
-        nn.init.normal_(self.class_token, std=0.02, generator=generator)
+        if not self.class_token.is_meta:
+            nn.init.normal_(self.class_token, std=0.02, generator=generator)
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
         vector, signal, text, mask = self.conditioning(time, condition)

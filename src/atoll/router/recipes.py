@@ -34,15 +34,14 @@ def router_network(expert: DiTConfig) -> DiTConfig:
     Which cluster an image is of shows in few, large patches; to tell clusters apart takes weights.
     """
     _, height, width = expert.latent
-    fewest = min(FEWEST_TOKENS, height * width)
-    shapes = [
-        replace(expert, width=size, depth=depth, heads=heads, patch=patch, out_channels=None, qk_norm=False)
-        for size, depth, heads in SIZES
-        for patch in PATCHES
-        if height % patch == width % patch == 0 and (height // patch) * (width // patch) >= fewest
-    ]
-    affordable = (shape for shape in shapes if flops_forward(shape) <= COST * flops_forward(expert))
-    return next(affordable, min(shapes, key=flops_forward))
+    fewest, most = min(FEWEST_TOKENS, height * width), COST * flops_forward(expert)
+    patches = [p for p in PATCHES if height % p == width % p == 0 and (height // p) * (width // p) >= fewest]
+    for size, depth, heads in SIZES:
+        shape = replace(expert, width=size, depth=depth, heads=heads, out_channels=None, qk_norm=False)
+        shapes = [replace(shape, patch=patch) for patch in patches]
+        if flops_forward(shapes[-1]) <= most:
+            return next(shape for shape in shapes if flops_forward(shape) <= most)
+    return shapes[-1]  # beside an expert so small that nothing is affordable, the smallest
 
 
 def router_training(trunk: DiTConfig, expert: TrainConfig) -> TrainConfig:

@@ -12,7 +12,7 @@ from ..artifacts import Artifact, Store, UserError
 from ..diffusion import LinearFlow
 from ..islands.expert import KIND, ExpertCard, read_expert_card
 from ..mixture.mixture import RouterFunction
-from ..models.accounting import block_values
+from ..models.accounting import account
 from ..models.dit import DiTConfig
 from ..models.kernel_check import wrong_kernels
 from ..router.card import TrainedRouter
@@ -198,7 +198,7 @@ def at_work(layout: Layout, device: torch.device) -> int:
 
 def answering_bytes(architecture: DiTConfig, rows: int, precision: Precision) -> int:
     """Bytes in which an expert computes its answer to so many rows at once."""
-    return int(SHARE_AT_ONCE * rows * block_values(architecture) * (4 if precision == "float32" else 2))
+    return int(SHARE_AT_ONCE * rows * account(architecture).block_values * (4 if precision == "float32" else 2))
 
 
 def size(nbytes: int) -> str:

@@ -23,7 +23,6 @@ from ..artifacts import UserError, verify_file
 from ..artifacts.digest import file_state, known_digests, remember_digest
 from ..models.dit import DiT, DiTConfig
 from ..models.int8 import CODES, SCALE, quantised, to_int8
-from ..models.shapes import as_shapes
 from ..training.result import Header, build_as_shapes, check_header
 
 Precision = Literal["float32", "bfloat16"]  # of weights and of what is computed with them
@@ -79,7 +78,7 @@ def layout_of(architecture: DiTConfig, precision: Precision, *, int8: bool = Fal
 
 def shapes_of(architecture: DiTConfig, *, int8: bool) -> DiT:
     """The network without weights."""
-    with as_shapes():
+    with torch.device("meta"):
         network = DiT(architecture)
         if int8:
             to_int8(network)

@@ -29,7 +29,6 @@ from ..artifacts import (
     write_atomic,
 )
 from ..models.dit import DiTConfig
-from ..models.shapes import as_shapes
 
 WEIGHTS = "model.safetensors"
 MOST_POSITIONS = 2**27  # values of a position table, which no file holds: 65,536 tokens of width 2,048
@@ -138,7 +137,7 @@ def build_as_shapes(build: Callable[[], Network], trunk: DiTConfig, header: Head
             f"{MOST_POSITIONS:,} values; refused"
         )
     try:
-        with as_shapes():
+        with torch.device("meta"):
             return build()
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
         line = str(error).splitlines()[0][:160]

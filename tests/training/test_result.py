@@ -88,9 +88,9 @@ def test_loading_needs_no_compiler(expert: Path) -> None:
 
 
 HOSTILE = {
-    "width": ({"width": 100_000, "depth": 1000}, "depth 2 and width 32, expected 1000 and 100000"),
-    "width alone": ({"width": 100_000}, "depth 2 and width 32, expected 2 and 100000"),
-    "depth alone": ({"depth": 10**9}, "depth 2 and width 32, expected 1000000000 and 32"),
+    "width": ({"width": 100_000, "depth": 1000}, "depth 1000 and width 100000 for"),
+    "width alone": ({"width": 100_000}, "depth 2 and width 100000 for"),
+    "depth alone": ({"depth": 10**9}, "depth 1000000000 and width 32 for"),
     "latent": ({"latent": [4, 10**6, 10**6]}, "250,000,000,000 image tokens"),
     "mlp": ({"mlp_ratio": 1e9}, "mlp.enter.bias has shape|mlp.enter.weight has shape"),
     "mlp beyond 64 bits": ({"mlp_ratio": 1e300}, "cannot be built"),

@@ -53,7 +53,7 @@ from ..mixture.mixture import Denoisers, Mixture
 from ..mixture.routes import parse_route
 from ..models.block_transform import BlockTransform
 from ..models.dit import DiT, DiTConfig
-from ..models.router import Router, RouterConfig, cluster_weights
+from ..models.router import RouterConfig, build_router, cluster_weights
 from ..models.text_encoders import encode_text
 from ..models.tiny_autoencoder import TinyAutoencoder
 from ..sampling.engine import Engine
@@ -121,7 +121,7 @@ class AtollRouter(_Network):
     """Which experts a noisy latent belongs to: logits [B, K]."""
 
     build = staticmethod(
-        lambda settings: Router(RouterConfig(trunk=architecture_of(settings["trunk"]), clusters=settings["clusters"]))
+        lambda settings: build_router(RouterConfig(**{**settings, "trunk": architecture_of(settings["trunk"])}))
     )
 
 

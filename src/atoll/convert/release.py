@@ -29,7 +29,7 @@ from ..islands.expert import ExpertCard
 from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, Own, load_autoencoder
 from ..models.block_transform import BlockTransform
 from ..models.pretrained import EXTRA, locate
-from ..models.router import Router
+from ..models.router import build_router
 from ..models.text_encoders import load_pretrained_text
 from ..registry.checks import check_spaces
 from ..registry.versions import Version
@@ -197,7 +197,7 @@ def _read_router(folder: Path, device: torch.device | str) -> TrainedRouter:
     """The router of a folder, with weights of the digest it was exported with."""
     card, digest, weights = _read_config(folder, RouterCard)
     verify_file(_weights(folder), weights)
-    network = read_network(lambda: Router(card.architecture), card.architecture.trunk, _weights(folder), device)
+    network = read_network(lambda: build_router(card.architecture), card.architecture.trunk, _weights(folder), device)
     return TrainedRouter(card, network, digest)
 
 

@@ -1,13 +1,16 @@
-"""The router network: which cluster does a noisy latent come from?
+"""Router networks: which cluster does a noisy latent come from?
 
     noisy latent + time + condition  ->  logits [B, K] of p(cluster | x_t, t, condition)
 
-A diffusion transformer's trunk with one learned class token in front [DDM]; the blocks are dit.py's.
+`dit`, the default, is a diffusion transformer's trunk with one learned class token in front [DDM]; its blocks are
+dit.py's. Another architecture is a class with the same two methods under `@router("name")`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +18,48 @@ from torch import Tensor, nn
 from ..diffusion.condition import Condition
 from .dit import Block, Conditioning, DiTConfig, Head, Patches, initialize, run_blocks
 
+ROUTERS: dict[str, type[nn.Module]] = {}
+Class = TypeVar("Class", bound=type[nn.Module])
+
+
+def router(name: str) -> Callable[[Class], Class]:
+    """Register a network of (config, generator) whose forward is (x, time, condition) -> logits [B, K]."""
+
+    def register(network: Class) -> Class:
+        ROUTERS[name] = network
+        return network
+
+    return register
+
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
-    """A trunk and how many clusters to tell apart. A trunk with condition "none" is a blind router."""
+    """An architecture, its sizes and what it reads (the trunk), and how many clusters to tell apart.
+
+    A trunk with condition "none" is a blind router.
+    """
 
     trunk: DiTConfig
     clusters: int = field(metadata={"help": "to tell apart: the partition's"})
+    name: str = field(default="dit", metadata={"help": "architecture of the network"})
 
     def __post_init__(self) -> None:
         if self.clusters < 1:
             raise ValueError(f"clusters must be at least 1, got {self.clusters}")
         if self.trunk.out_channels is not None:
             raise ValueError("trunk.out_channels has no meaning for a router; leave it out")
+        if self.name not in ROUTERS:
+            raise ValueError(f"name must be one of {', '.join(ROUTERS)}, got {self.name!r}")
 
 
+def build_router(config: RouterConfig, generator: torch.Generator | None = None) -> nn.Module:
+    """(x [B, C, H, W], time [B], condition) -> logits [B, K]; time is trunk.time_scale * t."""
+    return ROUTERS[config.name](config, generator)
+
+
+@router("dit")
 class Router(nn.Module):
-    """(x [B, C, H, W], time [B], condition) -> logits [B, K], all equal before training."""
+    """Logits are all equal before training."""
 
     def __init__(self, config: RouterConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -55,6 +83,6 @@ class Router(nn.Module):
 
 
 def cluster_weights(network: nn.Module, time_scale: float, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
-    """p(cluster | x_t, t, condition) as a router network says: float32 [B, K], rows summing to one."""
+    """p(cluster | x_t, t, condition) as a router network predicts it: float32 [B, K], rows summing to one."""
     logits: Tensor = network(x, t * time_scale, condition)
     return torch.softmax(logits.float(), dim=1)

@@ -119,17 +119,15 @@ Header = Mapping[str, tuple[str, tuple[int, ...]]]  # a safetensors header: dtyp
 
 
 def build_as_shapes(build: Callable[[], Network], trunk: DiTConfig, header: Header, where: str) -> Network:
-    """The network without its weights, once the file is known to have its depth and width.
+    """The network without its weights, once the file is known to have tensors enough for its depth and width.
 
     What costs something even there is a Python object per block and the position table, tokens x width.
     """
-    blocks = {name.split(".")[1] for name in header if name.startswith("blocks.")}
-    _, entry = header.get("patches.project.weight", ("", ()))
-    width = entry[0] if entry else 0
-    if (len(blocks), width) != (trunk.depth, trunk.width):
+    largest = max((side for _, shape in header.values() for side in shape), default=0)
+    if trunk.depth > len(header) or trunk.width > largest:
         raise UserError(
-            f"{where}: the weights do not fit the card's architecture (depth {len(blocks)} and width {width}, "
-            f"expected {trunk.depth} and {trunk.width}); ask for another file"
+            f"{where}: the weights do not fit the card's architecture (depth {trunk.depth} and width {trunk.width} for "
+            f"{len(header)} tensors); ask for another file"
         )
     if trunk.image_tokens * trunk.width > MOST_POSITIONS:
         raise UserError(

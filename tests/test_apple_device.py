@@ -36,7 +36,7 @@ from atoll.diffusion.schedule import ddpm_log_snr
 from atoll.mixture.mixture import Mixture
 from atoll.mixture.routes import parse_route
 from atoll.models.dit import DiT, DiTConfig
-from atoll.models.router import Router, RouterConfig
+from atoll.models.router import RouterConfig, build_router
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.sampling import SOLVERS, Sampling, generate
 from atoll.sampling.settings import GuidanceWeights
@@ -137,7 +137,7 @@ def ensemble(device: torch.device, route: str) -> Mixture:
     architecture = RouterConfig(trunk=CONFIG, clusters=len(EXPERTS))
     space = LatentConfig(autoencoder="pixels", shape=LATENT, mean=(0.0, 0.0), scale=(1.0, 1.0))
     card = RouterCard(architecture=architecture, latent=space, partition="", images=0)
-    router = TrainedRouter(card, trained(Router(architecture), 9).to(device), "")  # type: ignore[arg-type]
+    router = TrainedRouter(card, trained(build_router(architecture), 9).to(device), "")  # type: ignore[arg-type]
     return Mixture.of(denoisers, router, parse_route(route))
 
 

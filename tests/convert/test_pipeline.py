@@ -31,7 +31,7 @@ from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.model import Model
 from atoll.models.autoencoders import load_autoencoder
 from atoll.models.dit import DiT, DiTConfig
-from atoll.models.router import Router, RouterConfig
+from atoll.models.router import RouterConfig, build_router
 from atoll.registry.versions import Member, Version
 from atoll.router.card import RouterCard, TrainedRouter
 from atoll.runtime.load import Ensemble
@@ -423,7 +423,7 @@ def test_more_than_a_hundred_experts(tmp_path: Path) -> None:
     )
     architecture = RouterConfig(trunk=config, clusters=count)
     card = RouterCard(architecture=architecture, latent=version.latent, partition="1" * 64, images=0)
-    router = TrainedRouter(card, Router(architecture).eval(), "2" * 64)
+    router = TrainedRouter(card, build_router(architecture).eval(), "2" * 64)
     ensemble = Ensemble(version, Placed(experts, Placement()), router, missing={})
     export_pipeline(ensemble, tmp_path / "out")
     back = read_release(Store.at(tmp_path / "out"))

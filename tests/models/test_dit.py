@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atoll.diffusion import Condition
 from atoll.models.dit import DiT, DiTConfig, sincos_positions
-from atoll.models.router import Router, RouterConfig
+from atoll.models.router import RouterConfig, build_router
 
 BASE = DiTConfig(latent=(3, 4, 8), patch=2, width=32, depth=2, heads=4)
 EXTRA: dict[str, dict[str, int]] = {
@@ -283,7 +283,7 @@ def test_it_learns(condition: str) -> None:
 @pytest.mark.parametrize("config", [c for c in CONFIGS if not c.qk_norm], ids=name)
 def test_a_router_starts_undecided_and_learns_clusters(config: DiTConfig) -> None:
     torch.manual_seed(0)
-    router = Router(RouterConfig(trunk=config, clusters=4))
+    router = build_router(RouterConfig(trunk=config, clusters=4))
     x, time, condition = inputs(config)
     logits = router(x, time, condition)
     assert logits.shape == (B, 4)
@@ -299,7 +299,7 @@ def test_a_router_starts_undecided_and_learns_clusters(config: DiTConfig) -> Non
 
 
 def test_a_router_shares_the_backbones_blocks_and_refuses_nonsense() -> None:
-    backbone, router = DiT(BASE), Router(RouterConfig(trunk=BASE, clusters=3))
+    backbone, router = DiT(BASE), build_router(RouterConfig(trunk=BASE, clusters=3))
     shared = [key for key in backbone.state_dict() if not key.startswith("head.project")]
     assert all(backbone.state_dict()[key].shape == router.state_dict()[key].shape for key in shared)
     with pytest.raises(ValueError, match="clusters"):

@@ -8,7 +8,7 @@ import torch
 from atoll.models.accounting import flops_forward
 from atoll.models.dit import DiTConfig
 from atoll.models.presets import preset
-from atoll.models.router import Router, RouterConfig
+from atoll.models.router import RouterConfig, build_router
 from atoll.router.recipes import blinded, router_network
 
 TEXT = {"condition": "tokens", "text_width": 768, "text_length": 77}
@@ -31,8 +31,8 @@ def test_the_default_router_is_within_its_share(
     assert trunk.image_tokens >= 16
     assert trunk.condition == expert.condition, "it sees what the experts see"
     with torch.device("meta"):
-        Router(RouterConfig(trunk=trunk, clusters=8))
-        Router(RouterConfig(trunk=blinded(trunk), clusters=8))
+        build_router(RouterConfig(trunk=trunk, clusters=8))
+        build_router(RouterConfig(trunk=blinded(trunk), clusters=8))
 
 
 def test_beside_an_xl2_it_is_ddms_router_with_larger_patches() -> None:

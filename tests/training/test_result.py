@@ -69,7 +69,7 @@ def test_a_loaded_network_is_the_one_that_was_written(tmp_path: Path, positions:
 
 def test_a_loaded_router_is_the_one_that_was_written(tmp_path: Path) -> None:
     config = RouterConfig(trunk=CONFIG, clusters=3)
-    old = awake(Router(config)).eval()
+    old = awake(build_router(config)).eval()
     card = RouterCard(architecture=config, latent=SPACE, partition="", images=0)
     write_result(tmp_path / "router", "router", old.state_dict(), router_result(card, {}, {}), [], parents={})
     assert load_router(tmp_path / "router").network(*question()).equal(old(*question()))

@@ -18,19 +18,6 @@ from torch import Tensor, nn
 from ..diffusion.condition import Condition
 from .dit import Block, Conditioning, DiTConfig, Head, Patches, initialize, run_blocks
 
-ROUTERS: dict[str, type[nn.Module]] = {}
-Class = TypeVar("Class", bound=type[nn.Module])
-
-
-def router(name: str) -> Callable[[Class], Class]:
-    """Register a network of (config, generator) whose forward is (x, time, condition) -> logits [B, K]."""
-
-    def register(network: Class) -> Class:
-        ROUTERS[name] = network
-        return network
-
-    return register
-
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
@@ -52,18 +39,43 @@ class RouterConfig:
             raise ValueError(f"name must be one of {', '.join(ROUTERS)}, got {self.name!r}")
 
 
-def build_router(config: RouterConfig, generator: torch.Generator | None = None) -> nn.Module:
-    """(x [B, C, H, W], time [B], condition) -> logits [B, K]; time is trunk.time_scale * t."""
-    return ROUTERS[config.name](config, generator)
-
-
-@router("dit")
 class Router(nn.Module):
-    """Logits are all equal before training."""
+    """(x [B, C, H, W], time [B], condition) -> logits [B, K], equal before training; `time` is trunk.time_scale * t."""
+
+    blocks: nn.ModuleList  # its repeated part, compiled and checkpointed one by one; it may be empty
 
     def __init__(self, config: RouterConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
+
+    def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
+        raise NotImplementedError
+
+
+ROUTERS: dict[str, type[Router]] = {}
+Class = TypeVar("Class", bound=type[Router])
+
+
+def router(name: str) -> Callable[[Class], Class]:
+    """Register an architecture: RouterConfig(name=...) then builds it."""
+
+    def register(network: Class) -> Class:
+        ROUTERS[name] = network
+        return network
+
+    return register
+
+
+def build_router(config: RouterConfig, generator: torch.Generator | None = None) -> Router:
+    return ROUTERS[config.name](config, generator)
+
+
+@router("dit")
+class DiTRouter(Router):
+    """A DiT with a class token instead of an output for each patch."""
+
+    def __init__(self, config: RouterConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__(config)
         self.patches = Patches(config.trunk)
         self.conditioning = Conditioning(config.trunk)
         self.class_token = nn.Parameter(torch.empty(config.trunk.width))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..artifacts import Artifact, Store
 from ..data.space import LatentConfig, TextConfig
@@ -38,7 +38,7 @@ class TrainedRouter:
     """A router ready for a mixture: (x, t, condition) -> weights [B, K], float32, rows summing to one."""
 
     card: RouterCard
-    network: nn.Module
+    network: Router
     digest: str
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:

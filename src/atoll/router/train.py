@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
 
 from ..artifacts import Artifact, Store, UserError, load_if_same
 from ..data.space import LatentConfig, text_space
@@ -97,7 +96,7 @@ def train_router(
     )
 
 
-def take_weights(network: nn.Module, start: RouterStart) -> None:
+def take_weights(network: Router, start: RouterStart) -> None:
     """Let a network begin where another router of the same architecture ended."""
     if start.place is None:
         raise UserError(f"the router {start.digest[:12]} to train on is not there; put it back, or add --from-scratch")

@@ -16,7 +16,7 @@ from atoll.data.space import LatentConfig
 from atoll.diffusion import Condition, Kind, LinearFlow
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
-from atoll.models.router import Router, RouterConfig
+from atoll.models.router import RouterConfig, build_router
 from atoll.router.card import RouterCard, load_router, router_result
 from atoll.training.result import write_result
 from runs import resealed

@@ -31,7 +31,6 @@ class Cost:
     parameters: int
     fixed: int  # values of the sin-cos position table, which some papers count as parameters
     flops_forward: int  # per image
-    flops_attention: int  # of them, the products of queries, keys and values
     block_input_values: int  # per image and block: all that a checkpointed block keeps
     block_values: int  # per image: what one block keeps for the backward pass
     other_values: int  # per image: the same for everything outside the blocks
@@ -80,7 +79,6 @@ def account(config: DiTConfig) -> Cost:
         parameters=parameters + more * block_parameters,
         fixed=config.image_tokens * config.width if config.positions == "sincos" else 0,
         flops_forward=flops + more * block_flops,
-        flops_attention=attention.flops * config.depth // 2,
         block_input_values=config.image_tokens * config.width,
         block_values=block_values,
         other_values=values - 2 * block_values,

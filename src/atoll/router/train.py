@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..artifacts import Artifact, Store, UserError, load_if_same
 from ..data.space import LatentConfig, text_space
-from ..models.router import Router, RouterConfig
+from ..models.router import Router, RouterConfig, build_router
 from ..training.artifact import seeded, train_artifact
 from ..training.compute import ComputeConfig
 from ..training.config import TrainConfig
@@ -74,7 +74,7 @@ def train_router(
         return done
 
     def build(compute: ComputeConfig, device: str) -> RouterTask:
-        network: Router = seeded(lambda numbers: Router(plan.network, numbers), plan.training.seed)
+        network: Router = seeded(lambda numbers: build_router(plan.network, numbers), plan.training.seed)
         if start is not None:
             take_weights(network, start)
         clustered = ClusteredSamples(data, partition)

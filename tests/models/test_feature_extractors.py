@@ -94,7 +94,7 @@ def test_inception_is_torch_fidelitys_and_needs_no_torchvision(tmp_path: Path, m
     assert expected.shape == (2, 2048)
     torch.testing.assert_close(extractor.extract(images), expected, rtol=1e-5, atol=1e-6)
     torch.save({"a": os.system}, weights)  # no weights, but something that runs when it is read
-    with pytest.raises(UserError, match="holds no such network"):
+    with pytest.raises(UserError, match="are not its weights"):
         load_extractor.__wrapped__(f"inception:{weights}", "cpu")
 
 

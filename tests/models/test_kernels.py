@@ -21,8 +21,8 @@ from torch import Tensor
 from atoll import kernels
 from atoll.kernels import attention
 from atoll.kernels.attention import LONGEST
+from atoll.kernels.float8 import to_float8
 from atoll.models.dit import Block, DiT, DiTConfig
-from atoll.models.float8 import to_float8
 from atoll.models.kernel_check import fuse, use_kernels, wrong_kernels
 
 EPS = 1e-6

@@ -26,7 +26,7 @@ from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes,
 from ..data.space import LatentConfig
 from ..diffusion import LinearFlow
 from ..islands.expert import ExpertCard
-from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, Own, load_autoencoder
+from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, load_autoencoder
 from ..models.block_transform import BlockTransform
 from ..models.pretrained import EXTRA, locate
 from ..models.router import build_router
@@ -129,8 +129,7 @@ def _autoencoder(latent: LatentConfig, code: Any, diffusers: Any) -> Any:
         return None
     if isinstance(found.network, DiffusersKL):
         return _sharing(found.network.vae)
-    assert isinstance(found.network, Own)
-    tiny = found.network.network
+    tiny = found.network
     if isinstance(tiny, BlockTransform):
         return code.AtollBlockTransform(side=tiny.side).eval()
     if not tiny.pooled:

@@ -16,13 +16,22 @@ from torch import Tensor, nn
 
 from ..artifacts import UserError
 from .block_transform import SIDES, BlockTransform
-from .pretrained import EXTRA, locate
+from .pretrained import EXTRA, first_line, locate
 from .tiny_autoencoder import REDUCTION, TinyAutoencoder
 
 # classes of the TAESD family, and whether their blocks at latent resolution look at the whole image
 TINY = {"AutoencoderTiny": False, "AutoencoderTinyFlux2": True, "AtollTinyAutoencoder": True}
-
-
+STOCK = {  # what our class has of the settings of diffusers'
+    "in_channels": 3,
+    "out_channels": 3,
+    "encoder_block_out_channels": [64] * 4,
+    "decoder_block_out_channels": [64] * 4,
+    "num_encoder_blocks": [1, 3, 3, 3],
+    "num_decoder_blocks": [3, 3, 3, 1],
+    "act_fn": "relu",
+    "upsample_fn": "nearest",
+    "upsampling_scaling_factor": 2,
+}
 TRANSFORMS = {f"dct-{side}": side for side in SIDES}  # without weights of their own: nothing to download
 
 
@@ -61,10 +70,10 @@ class Pixels:
 class NetworkAutoencoder:
     """A pretrained network between RGB images in [-1, 1] and its own latents, used wherever its input is.
 
-    All who load one share it, so it never moves: each device that is asked for gets a copy, once.
+    It is shared by all who load it, so it never moves: each device gets a copy, once.
     """
 
-    def __init__(self, id: str, network: CodecNetwork, channels: int, reduction: int) -> None:
+    def __init__(self, id: str, network: Codec, channels: int, reduction: int) -> None:
         self.id = id
         self.channels, self.reduction = channels, reduction
         self.network = network.eval().requires_grad_(False).float()
@@ -83,24 +92,14 @@ class NetworkAutoencoder:
     def decode(self, latents: Tensor) -> Tensor:
         return to_bytes(self._on(latents.device).decode(latents.to(torch.float32)))
 
-    def _on(self, device: torch.device) -> CodecNetwork:
+    def _on(self, device: torch.device) -> Codec:
         if device not in self._copies:
             with torch.inference_mode(False):  # whoever asks first must not decide what the copy can be used for
                 self._copies[device] = deepcopy(self.network).to(device)
         return self._copies[device]
 
 
-class CodecNetwork(nn.Module):
-    """What NetworkAutoencoder runs: tensors in [-1, 1] <-> latents."""
-
-    def encode(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def decode(self, latents: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class DiffusersKL(CodecNetwork):
+class DiffusersKL(nn.Module):
     """diffusers' AutoencoderKL (Stable Diffusion's, FLUX's ...); the latent is the posterior's mean."""
 
     def __init__(self, vae: nn.Module) -> None:
@@ -116,18 +115,7 @@ class DiffusersKL(CodecNetwork):
         return images
 
 
-class Own(CodecNetwork):
-    """By our own class: TAESD and its kin, and the fixed transform."""
-
-    def __init__(self, network: TinyAutoencoder | BlockTransform) -> None:
-        super().__init__()
-        self.network = network
-
-    def encode(self, images: Tensor) -> Tensor:
-        return self.network.encode(images)
-
-    def decode(self, latents: Tensor) -> Tensor:
-        return self.network.decode(latents)
+Codec = TinyAutoencoder | BlockTransform | DiffusersKL  # encode and decode, tensors in [-1, 1] <-> latents
 
 
 def to_unit(images: Tensor) -> Tensor:
@@ -153,13 +141,16 @@ def load_autoencoder(name: str) -> Autoencoder:
 @lru_cache(maxsize=4)
 def _transform(name: str) -> NetworkAutoencoder:
     network = BlockTransform(TRANSFORMS[name])
-    return NetworkAutoencoder(name, Own(network), len(network.weights), network.side)
+    return NetworkAutoencoder(name, network, len(network.weights), network.side)
 
 
 @lru_cache(maxsize=4)
 def _load(id: str, folder: Path) -> NetworkAutoencoder:
-    settings = _settings(folder)
-    kind = settings.get("_class_name")
+    try:
+        settings = json.loads((folder / "config.json").read_bytes())
+        kind = settings.get("_class_name")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder}/config.json: missing or not JSON; give a complete diffusers folder") from error
     if kind in TINY:
         return _load_tiny(id, folder, settings, pooled=TINY[kind])
     if kind == "AutoencoderKL":
@@ -167,29 +158,8 @@ def _load(id: str, folder: Path) -> NetworkAutoencoder:
     raise UserError(f"{folder}: holds a {kind}; only AutoencoderKL, AutoencoderTiny and taef2 are read")
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}/config.json: missing or not JSON; give a complete diffusers folder") from error
-    if not isinstance(settings, dict):
-        raise UserError(f"{folder}/config.json: must hold a JSON object; get the model again")
-    return settings
-
-
 def _load_tiny(id: str, folder: Path, settings: dict[str, Any], *, pooled: bool) -> NetworkAutoencoder:
-    ours = {
-        "in_channels": 3,
-        "out_channels": 3,
-        "encoder_block_out_channels": [64] * 4,
-        "decoder_block_out_channels": [64] * 4,
-        "num_encoder_blocks": [1, 3, 3, 3],
-        "num_decoder_blocks": [3, 3, 3, 1],
-        "act_fn": "relu",
-        "upsample_fn": "nearest",
-        "upsampling_scaling_factor": 2,
-    }
-    for key, wanted in ours.items():
+    for key, wanted in STOCK.items():
         if settings.get(key, wanted) != wanted:
             raise UserError(f"{folder}: {key} is {settings[key]!r}, tiny autoencoders we read have {wanted!r}")
     try:
@@ -199,18 +169,16 @@ def _load_tiny(id: str, folder: Path, settings: dict[str, Any], *, pooled: bool)
         # strict: TAEF2's weights in the stock class would load and then decode wrongly
         network.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"{folder}: its weights are not those of a tiny autoencoder ({first[:120]})") from error
+        raise UserError(f"{folder}: its weights are not those of a tiny autoencoder ({first_line(error)})") from error
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # 1.4 times as fast on a CPU
-    return NetworkAutoencoder(id, Own(network), channels, REDUCTION)
+    return NetworkAutoencoder(id, network, channels, REDUCTION)
 
 
 def _load_kl(id: str, folder: Path) -> NetworkAutoencoder:
     try:
-        import diffusers
+        from diffusers import AutoencoderKL
     except ImportError as error:
         raise UserError(f"{folder}: an AutoencoderKL needs an extra: {EXTRA}") from error
-    library: Any = diffusers
-    vae = library.AutoencoderKL.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    vae: Any = AutoencoderKL.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     reduction = 2 ** (len(vae.config.block_out_channels) - 1)
     return NetworkAutoencoder(id, DiffusersKL(vae), vae.config.latent_channels, reduction)

@@ -14,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..artifacts import UserError
 from .inception import InceptionV3, inception_id
-from .pretrained import EXTRA, locate
+from .pretrained import EXTRA, first_line, locate
 
 PIXEL_GRID = 16  # raw pixels are averaged down to this many a side: more would only be slower
 EFFICIENTNET_SIZE = 128  # 224 is three times slower and finds hardly better clusters
@@ -88,22 +88,17 @@ class DINOv2:
         self.id = extractor_id(f"dinov2:{name}")
         from transformers import Dinov2Model
 
-        found = locate(name)
+        folder = locate(name).folder
         try:
-            network: Any = Dinov2Model.from_pretrained(found.folder, local_files_only=True, use_safetensors=True)
+            network: Any = Dinov2Model.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"--features dinov2: {found.folder} holds no DINOv2 ({str(error).splitlines()[0]})"
-            ) from error
+            raise UserError(f"--features dinov2: {folder} holds no DINOv2 ({first_line(error)})") from error
         self._size = min(DINOV2_SIZE, network.config.image_size)
         self._network = network.eval().requires_grad_(False).to(device)
-        shape = (1, 3, 1, 1)
-        self._mean = torch.tensor(IMAGENET_MEAN, device=device).view(shape)
-        self._std = torch.tensor(IMAGENET_STD, device=device).view(shape)
+        self._mean, self._std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
 
     def extract(self, images: Tensor) -> Tensor:
-        x = (resized(images, self._size) / 255.0 - self._mean) / self._std
-        features: Tensor = self._network(pixel_values=x).pooler_output
+        features: Tensor = self._network((resized(images, self._size) / 255.0 - self._mean) / self._std).pooler_output
         return features
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import UserError
-from .pretrained import DIGEST_LENGTH, fetched_file, files_digest
+from .pretrained import fetched_file, files_digest, load_checkpoint
 
 OPTION = "--lpips"
 BACKBONE = "https://download.pytorch.org/models/vgg16-397923af.pth"  # its name has the first digits of its sha256
@@ -26,6 +25,8 @@ DEPTHS = ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28))  # convoluti
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of pixels in [-1, 1]
 SMALLEST = 2 ** (len(DEPTHS) - 1)  # pixels a side, of which the last depth sees one
 AT_ONCE = 64  # pairs of images
+
+Convolution = tuple[Tensor, Tensor]  # weight and bias
 
 
 class LPIPS:
@@ -36,15 +37,8 @@ class LPIPS:
         if side < SMALLEST:
             raise UserError(f"{OPTION}: these images have {side} pixels a side, it needs {SMALLEST}; leave it out")
         files = weight_files()
-        self.id = weights_id(files)
-        try:
-            backbone, weighting = (torch.load(file, map_location=device, weights_only=True) for file in files)
-            self._convolutions = [[convolution(backbone, number) for number in some] for some in DEPTHS]
-            self._weighting = [weighting[f"lin{depth}.model.1.weight"].float() for depth in range(len(DEPTHS))]
-        except (UnpicklingError, RuntimeError, AttributeError, TypeError, KeyError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{OPTION}: {files[0]} and {files[1]} are not its weights ({first[:100]})") from error
-        self._device = device
+        self.id, self._device = f"lpips-vgg16@{files_digest(files)}", device
+        self._convolutions, self._weighting = load_checkpoint(OPTION, files, parts, device)
 
     @torch.no_grad()
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
@@ -78,8 +72,12 @@ class LPIPS:
             yield x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
-def convolution(weights: dict[str, Tensor], number: int) -> tuple[Tensor, Tensor]:
-    return weights[f"features.{number}.weight"].float(), weights[f"features.{number}.bias"].float()
+def parts(backbone: dict[str, Tensor], weighting: dict[str, Tensor]) -> tuple[list[list[Convolution]], list[Tensor]]:
+    """The convolutions at each depth, and the weights of its channels."""
+    kinds = ("weight", "bias")
+    convolutions = [[tuple(backbone[f"features.{n}.{kind}"].float() for kind in kinds) for n in d] for d in DEPTHS]
+    channels = [weighting[f"lin{depth}.model.1.weight"].float() for depth in range(len(DEPTHS))]
+    return convolutions, channels  # type: ignore[return-value]
 
 
 def disjoint_pairs(groups: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -95,7 +93,3 @@ def disjoint_pairs(groups: Sequence[int]) -> Iterator[tuple[int, int]]:
 def weight_files() -> tuple[Path, Path]:
     """VGG16's weights and LPIPS's own: below $ATOLL_MODELS, in torch's cache, or fetched into it."""
     return fetched_file(BACKBONE, OPTION), fetched_file(WEIGHTING, OPTION)
-
-
-def weights_id(files: Sequence[Path]) -> str:
-    return f"lpips-vgg16@{files_digest(files)[:DIGEST_LENGTH]}"

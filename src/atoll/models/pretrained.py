@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
+from pickle import UnpicklingError
+from typing import TypeVar
 
 import torch
 
@@ -27,11 +28,12 @@ from ..artifacts.store import cache_folder
 DIGEST_LENGTH = 12
 ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?@[0-9a-f]{12}", re.ASCII)  # as `Pretrained.id` has it
 EXTRA = "pip install 'atoll-diffusion[diffusers]'"
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A folder of weights, and the id under which manifests know it."""
+    """A folder of weights, and its id in manifests."""
 
     id: str
     folder: Path
@@ -51,9 +53,11 @@ def locate(name: str) -> Pretrained:
     digest = weights_digest(folder)
     if wanted and digest != wanted:
         raise UserError(f"{folder}: its weights are {digest}, expected {wanted}; get the model that {name} names")
-    _remember(digest, folder)
-    known_as = label if not Path(label).is_dir() else folder.resolve().name
-    return Pretrained(f"{known_as}@{digest}", folder)
+    note, place = _note(digest), str(folder.resolve())  # an id in a manifest finds its weights again on this machine
+    if not (note.is_file() and note.read_text() == place):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(note, place.encode())
+    return Pretrained(f"{folder.resolve().name if Path(label).is_dir() else label}@{digest}", folder)
 
 
 def is_kept(id: str) -> bool:
@@ -70,76 +74,81 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{folder}: holds no .safetensors file; only such weights are read")
-    return files_digest(files)[:DIGEST_LENGTH]
+    return files_digest(files)
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """sha256 of one file, or of the names and digests of several."""
+    """First digits of the sha256 of one file, or of the names and digests of several."""
     digests = [file_digest(file) for file in files]
-    if len(files) == 1:
-        return digests[0]
-    together = "".join(f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
-    return hashlib.sha256(together.encode()).hexdigest()
+    if len(files) > 1:
+        together = "".join(f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
+        digests = [hashlib.sha256(together.encode()).hexdigest()]
+    return digests[0][:DIGEST_LENGTH]
 
 
-def fetched_file(url: str, asked: str) -> Path:
+def fetched_file(url: str, option: str) -> Path:
     """A file of weights by its official address: below $ATOLL_MODELS, in torch's cache, or fetched into it.
 
-    Its name may end in the first digits of its sha256, which are checked. `asked` is the option that needs it.
+    Its name may end in the first digits of its sha256, which are checked. `option` is the one that needs it.
     """
     name = url.rpartition("/")[2]
     cached = Path(torch.hub.get_dir()) / "checkpoints" / name
-    folders = [Path(folder) for folder in filter(None, os.environ.get("ATOLL_MODELS", "").split(os.pathsep))]
-    places = [place for folder in folders for place in (folder / name, *sorted(folder.glob(f"*/{name}")))]
+    places = [place for folder in model_folders() for place in (folder / name, *sorted(folder.glob(f"*/{name}")))]
     if found := next((place for place in [*places, cached] if place.is_file()), None):
         return found
     cached.parent.mkdir(parents=True, exist_ok=True)
     digits = re.search(r"-([0-9a-f]{8,})\.pth$", name)
     try:
         torch.hub.download_url_to_file(url, str(cached), None if digits is None else digits[1], progress=False)
-    except (URLError, OSError, RuntimeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except (OSError, RuntimeError) as error:
         raise UserError(
-            f"{asked}: its weights cannot be had ({first[:100]}); fetch {url} elsewhere, and put it "
+            f"{option}: its weights cannot be had ({first_line(error)}); fetch {url} elsewhere, and put it "
             "into a folder that ATOLL_MODELS names"
         ) from error
     return cached
 
 
+def load_checkpoint(option: str, files: Sequence[Path], make: Callable[..., Made], device: str = "cpu") -> Made:
+    """What `make` builds of some files of tensors; one line where they hold something else."""
+    try:
+        return make(*(torch.load(file, map_location=device, weights_only=True) for file in files))
+    except (UnpicklingError, RuntimeError, AttributeError, TypeError, KeyError) as error:
+        names = " and ".join(map(str, files))
+        raise UserError(f"{option}: {names} are not its weights ({first_line(error)})") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+
+
+def model_folders() -> Iterator[Path]:
+    """The folders of $ATOLL_MODELS."""
+    return (Path(place) for place in os.environ.get("ATOLL_MODELS", "").split(os.pathsep) if place)
+
+
 def _local_folder(label: str, wanted: str) -> Path | None:
     if Path(label).is_dir():
         return Path(label)
-    for place in filter(None, os.environ.get("ATOLL_MODELS", "").split(os.pathsep)):
-        for folder in (Path(place) / label, Path(place)):
+    for place in model_folders():
+        for folder in (place / label, place):
             if folder.is_dir() and folder.name == Path(label).name:
                 return folder
     note = _note(wanted)
-    if wanted and note.is_file() and Path(note.read_text()).is_dir():
-        return Path(note.read_text())
-    return None
+    return Path(note.read_text()) if wanted and note.is_file() and Path(note.read_text()).is_dir() else None
 
 
 def _note(digest: str) -> Path:
     return cache_folder() / "models" / f"{digest}.path"
 
 
-def _remember(digest: str, folder: Path) -> None:
-    """Leave a note, so that an id in a manifest finds its weights again on this machine."""
-    note, place = _note(digest), str(folder.resolve())
-    if note.is_file() and note.read_text() == place:
-        return
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(note, place.encode())
-
-
 def _download(label: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError as error:
         raise UserError(f"{label}: downloading models needs an extra: {EXTRA}") from error
-    try:
+    try:  # errors of the hub are OSErrors
         return Path(snapshot_download(label, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{label}: cannot be had from the Hugging Face hub ({first[:120]}); give a folder") from error
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{label}: cannot be had from the Hugging Face hub ({first_line(error)}); give a folder"
+        ) from error

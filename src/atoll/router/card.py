@@ -14,7 +14,7 @@ from torch import Tensor
 from ..artifacts import Artifact, Store
 from ..data.space import LatentConfig, TextConfig
 from ..diffusion import Condition
-from ..models.router import Router, RouterConfig, cluster_weights
+from ..models.router import Router, RouterConfig, build_router, cluster_weights
 from ..training.result import WEIGHTS, Result, read_card, read_network
 
 KIND = "router"
@@ -58,5 +58,7 @@ def load_router(place: str | Path | Store, device: torch.device | str = "cpu") -
     """Read a router, checking digests, names, shapes, dtypes and that every weight is finite."""
     artifact = Artifact.open(place, KIND)
     card = read_router_card(artifact)
-    network = read_network(lambda: Router(card.architecture), card.architecture.trunk, artifact.file(WEIGHTS), device)
+    network = read_network(
+        lambda: build_router(card.architecture), card.architecture.trunk, artifact.file(WEIGHTS), device
+    )
     return TrainedRouter(card, network, artifact.digest)

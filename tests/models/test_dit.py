@@ -300,3 +300,18 @@ def test_a_router_shares_the_backbones_blocks_and_refuses_nonsense() -> None:
         RouterConfig(trunk=BASE, clusters=0)
     with pytest.raises(ValueError, match="out_channels"):
         RouterConfig(trunk=replace(BASE, out_channels=4), clusters=2)
+
+
+def test_a_router_with_a_float32_head_has_float32_logits() -> None:
+    """Two experts whose logits differ by less than bfloat16 has digits for are told apart."""
+    network = alive(build_router(RouterConfig(trunk=BASE, clusters=2)))
+    with torch.no_grad():
+        network.head.project.weight[1] = network.head.project.weight[0]
+        network.head.project.bias.copy_(torch.tensor([10.0, 10.01]))
+    for name, part in network.named_children():
+        if name != "head":
+            part.bfloat16()
+    x, time, condition = inputs(BASE)
+    logits = network(x, time, condition)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits[:, 1] - logits[:, 0], torch.full((B,), 0.01), atol=1e-5, rtol=0)

@@ -92,7 +92,8 @@ class DiTRouter(Router):
         h = torch.cat([first, h], dim=1)
         for block in self.blocks:
             h = block(h, signal, text, mask)
-        logits: Tensor = self.head(h[:, :1], vector)
+        wide = self.head.project.weight.dtype  # runtime/routing.py keeps the head in float32
+        logits: Tensor = self.head(h[:, :1].to(wide), vector.to(wide))
         return logits.squeeze(1).to(x.dtype)
 
 

@@ -35,7 +35,10 @@ def place_router(trained: TrainedRouter, precision: Precision, device: torch.dev
     network = trained.network
     if precision == "bfloat16" or next(network.parameters()).device != device:
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        network = copy.deepcopy(network).to(device, dtype)
+        network = copy.deepcopy(network).to(device)
+        for name, part in network.named_children():
+            if name != "head":  # logits stay float32: rounded to bfloat16, near ties would go to another expert
+                part.to(dtype)
         use_kernels(network)
     placed = TrainedRouter(trained.card, network, trained.digest)
     cuda = device.type == "cuda"

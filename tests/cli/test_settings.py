@@ -79,6 +79,7 @@ WRONG = [
     ("plan", "objective.flow.density.name=gauss", "expected tags: 'uniform', 'logit-normal', 'shifted' (got"),
     ("plan", "objective.flow.density.name=shifted", "objective.flow.density.shifted.shift: field required"),
     ("plan", "objective.flw.kind=v", "did you mean objective.flow"),
+    ("plan", "objective.flow.kind=score", "the target is unbounded"),
     ("plan", "bananas=1", "there are objectives, network.*, training.*, objective.*, acceptance.*"),
     ("router", "network.trunk.widht=1", "did you mean network.trunk.width"),
     ("router", "width=1", "did you mean network.trunk.width?"),

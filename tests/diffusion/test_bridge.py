@@ -234,5 +234,5 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"shape \[4\], got \[2\]"):
         Bridge(expert(CosineVP(), Kind.X0))(torch.zeros(4, 6), torch.tensor([0.5, 0.5]), None)
     variances_too = NetworkDenoiser(lambda x, time, condition: torch.cat([x, x], 1), CosineVP(), Kind.EPSILON)
-    with pytest.raises(ValueError, match=r"answered \[1, 12\] to a state of shape \[1, 6\]"):
+    with pytest.raises(ValueError, match=r"output is \[1, 12\] for a state of shape \[1, 6\]"):
         variances_too(torch.zeros(1, 6), torch.tensor([0.5]), None)

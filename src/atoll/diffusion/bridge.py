@@ -1,12 +1,12 @@
-"""Express an expert of any schedule and kind as a velocity on the reference path.
+"""Express an expert of any schedule and kind as a velocity on the sampling path.
 
-On the reference path the state is x = a x0 + b eps, on the expert's own path y = alpha x0 + sigma eps. Choose
+On the sampling path the state is x = a x0 + b eps, on the expert's own path y = alpha x0 + sigma eps. Choose
 the expert's time s so that both hold the same signal-to-noise ratio; then alpha/sigma = a/b and
 
     y = c x,    c = sqrt(alpha(s)^2 + sigma(s)^2) / sqrt(a^2 + b^2)                 (1)
 
-is *the same random variable*: the posterior of (x0, eps) given x and given y agree. So ask the expert at
-(c x, s) and read the reference velocity off its answer and y, on its own path (prediction.py, equation 2):
+is *the same random variable*: the posterior of (x0, eps) given x and given y agree. So evaluate the expert at
+(c x, s) and read the velocity off its prediction and y, on its own path (prediction.py, equation 2):
 
     v = a' x0 + b' eps.                                                           (2)
 
@@ -32,9 +32,9 @@ from .schedule import LinearFlow, Schedule, scaled
 class Bridge:
     """A denoiser on `onto`, made from a denoiser on any schedule.
 
-    Two edges. Outside the expert's band s is clamped to the band's end. And a kind proportional to eps
-    carries its error times sigma/alpha into x0, so such experts are asked at sigma/alpha <= `limit` at most
-    (None: no limit, for exactness tests). A velocity already on the reference path passes through untouched.
+    Two limits. Outside the expert's band s is clamped to the band's end. And a kind proportional to eps carries its
+    error times sigma/alpha into x0, so such experts are evaluated at sigma/alpha <= `limit` at most (None: no limit,
+    for exactness tests). A velocity already on `onto` passes through untouched.
     """
 
     denoiser: Denoiser
@@ -61,12 +61,12 @@ class Bridge:
         s = self.expert_time(t)
         scale = torch.hypot(own.alpha(s), own.sigma(s)) / torch.hypot(self.onto.alpha(t), self.onto.sigma(t))
         y = scaled(x, scale)
-        answer = self.denoiser(y.to(x.dtype), s, condition)
+        prediction = self.denoiser(y.to(x.dtype), s, condition)
         velocity = coefficients(Kind.VELOCITY, self.onto, t)
-        return Prediction(Kind.VELOCITY, recombine(answer, own, y, s, velocity))
+        return Prediction(Kind.VELOCITY, recombine(prediction, own, y, s, velocity))
 
     def expert_time(self, t: Tensor) -> Tensor:
-        """The expert's time s for reference times t [B]: equal log-SNR, within the band and the limit."""
+        """The expert's time s for times t [B] on `onto`: equal log-SNR, within the band and the limit."""
         own = self.denoiser.schedule
         log_snr = self.onto.log_snr(t)
         if self.limit is not None and is_noise_only(self.denoiser.kind, own):

@@ -29,8 +29,8 @@ class NetworkDenoiser:
     """A network with the schedule and kind it was trained for.
 
     `network(x, time, condition)` returns a tensor shaped like x; `time = time_scale t` is in the unit its time
-    embedding wants (999 for a DiT trained on 1000 integer steps, 1 for a SiT). It is fed the state times the
-    schedule's `input_scale`; the state outside, the answer and the loss know nothing of that.
+    embedding wants (999 for a DiT trained on 1000 integer steps, 1 for a SiT). Its input is the state times the
+    schedule's `input_scale`; outside, state, prediction and loss are as they are.
     """
 
     network: Callable[[Tensor, Tensor, Condition | None], Tensor]
@@ -43,5 +43,5 @@ class NetworkDenoiser:
         fed = x if scale is None else scaled(x, scale).to(x.dtype)
         value = self.network(fed, t * self.time_scale, condition)
         if value.shape != x.shape:  # learned variances, for one: they would broadcast or fail far from here
-            raise ValueError(f"the network answered {list(value.shape)} to a state of shape {list(x.shape)}")
+            raise ValueError(f"the network's output is {list(value.shape)} for a state of shape {list(x.shape)}")
         return Prediction(self.kind, value)

@@ -94,7 +94,7 @@ class NetworkAutoencoder:
 
     def _on(self, device: torch.device) -> Codec:
         if device not in self._copies:
-            with torch.inference_mode(False):  # whoever asks first must not decide what the copy can be used for
+            with torch.inference_mode(False):  # the first call must not decide what the copy can be used for
                 self._copies[device] = deepcopy(self.network).to(device)
         return self._copies[device]
 

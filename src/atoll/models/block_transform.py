@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SIDES = (2, 4, 8, 16)
-COLOURS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 2.0, -1.0))  # brightness, red - blue, green - magenta
+COLORS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 2.0, -1.0))  # brightness, red - blue, green - magenta
 
 
 class BlockTransform(nn.Module):
@@ -43,7 +43,7 @@ class BlockTransform(nn.Module):
 
 def block_basis(side: int) -> Tensor:
     """float32 [C, 3, S, S]: color by color, in each from low to high frequency."""
-    colors = torch.tensor(COLOURS, dtype=torch.float64)
+    colors = torch.tensor(COLORS, dtype=torch.float64)
     colors = colors / colors.norm(dim=1, keepdim=True)
     cosines = cosine_rows(side)
     every = sorted(((i, j) for i in range(side) for j in range(side)), key=lambda at: (sum(at), at))

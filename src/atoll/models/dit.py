@@ -311,10 +311,10 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
-            answer: Tensor = checkpoint(
+            output: Tensor = checkpoint(
                 self._compute, h, signal, text, mask, use_reentrant=False, preserve_rng_state=False
             )
-            return answer
+            return output
         return self._compute(h, signal, text, mask)
 
     def _compute(self, h: Tensor, signal: Tensor, text: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -351,12 +351,12 @@ class SelfAttention(nn.Module):
         q, k, v = split_heads(qkv, 3, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
-        return answer
+        output: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        return output
 
 
 class CrossAttention(nn.Module):
-    """Image tokens [B, N, D] ask, text tokens [B, L, D] answer; mask [B, 1, 1, L] is True where text is."""
+    """Image tokens [B, N, D] read text tokens [B, L, D]; mask [B, 1, 1, L] is True where text is."""
 
     def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
         super().__init__()
@@ -373,15 +373,15 @@ class CrossAttention(nn.Module):
             fused: Tensor = self.out(kernels.attend(q, kv, None if mask is None else mask.flatten(1), self.heads))
             return fused
         if mask is not None and h.is_cuda:
-            # torch copies a mask whose rows are not aligned, in every block; masked text keeps the answer
+            # torch copies a mask whose rows are not aligned, in every block; padding is masked
             missing = -text.shape[1] % 16
             kv, mask = F.pad(kv, (0, 0, 0, missing)), F.pad(mask, (0, missing))
         (q,) = split_heads(q, 1, self.heads)
         k, v = split_heads(kv, 2, self.heads)
         if self.norm is not None:
             q, k = self.norm(q, k)
-        answer: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
-        return answer
+        output: Tensor = self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        return output
 
 
 class HeadNorm(nn.Module):
@@ -488,7 +488,7 @@ def sincos_positions(grid: tuple[int, int], width: int, scale: float) -> Tensor:
 
 @torch.no_grad()
 def initialize(network: nn.Module, config: DiTConfig, generator: torch.Generator | None) -> None:
-    """Fresh weights as DiT and PixArt-alpha start: the network's first answer is zero.
+    """Fresh weights as DiT and PixArt-alpha start: the network's first output is zero.
 
     DiT also starts every block as the identity (zero modulation); PixArt's blocks start active (random
     tables), but with silent cross-attention.

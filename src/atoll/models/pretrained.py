@@ -61,7 +61,7 @@ def locate(name: str) -> Pretrained:
 
 
 def is_kept(id: str) -> bool:
-    """Whether this machine has the weights of an id that somebody else gave: by name and digest, never by a path."""
+    """Whether this machine has the weights of an id from elsewhere: by name and digest, never by a path."""
     label, _, wanted = id.partition("@")
     if not ID.fullmatch(id):
         return False

@@ -2,7 +2,7 @@
 
 `pooled` is TAEF2's addition: the three blocks at latent resolution on either side first look at the whole
 image through a group norm. Names and shapes of the weights are those of diffusers' `AutoencoderTiny`, so its
-folders load as they are; stock `AutoencoderTiny` itself drops TAEF2's extra weights and answers wrongly.
+folders load as they are; stock `AutoencoderTiny` itself drops TAEF2's extra weights and is wrong.
 """
 
 from __future__ import annotations

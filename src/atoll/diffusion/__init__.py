@@ -19,7 +19,18 @@ from .objective import (
     squared_error,
     velocity_error,
 )
-from .prediction import Kind, Prediction, coefficients, combine, convert, is_noise_only, mix, recombine, x0_gain
+from .prediction import (
+    Kind,
+    Prediction,
+    coefficients,
+    combine,
+    convert,
+    is_noise_only,
+    mix,
+    recombine,
+    tells_only,
+    x0_gain,
+)
 from .schedule import VE, AnySchedule, CosineVP, DDPMBetas, LinearFlow, Schedule, per_sample, wide_dtype, widen
 
 __all__ = [
@@ -56,6 +67,7 @@ __all__ = [
     "recombine",
     "shift_time",
     "squared_error",
+    "tells_only",
     "velocity_error",
     "wide_dtype",
     "widen",

@@ -73,13 +73,20 @@ def x0_gain(kind: Kind, schedule: Schedule, t: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def is_noise_only(kind: Kind, schedule: Schedule) -> bool:
-    """Whether the kind is proportional to eps all along the path (p = 0), so that x0 is had by dividing by alpha.
+def tells_only(kind: Kind, schedule: Schedule) -> Kind | None:
+    """EPSILON or X0, if the kind is proportional to that one all along the path (p = 0 or q = 0); None: to neither.
 
-    So are epsilon and score, and velocity where alpha is constant (VE).
+    x0 is then had by dividing by alpha, or noise by dividing by sigma. Only noise is in epsilon and score, and in
+    velocity where alpha is constant (VE).
     """
-    p, _ = coefficients(kind, schedule, torch.linspace(0.1, 0.9, 9, dtype=torch.float64))
-    return bool((p == 0).all())
+    p, q = coefficients(kind, schedule, torch.linspace(0.1, 0.9, 9, dtype=torch.float64))
+    if bool((p == 0).all()):
+        return Kind.EPSILON
+    return Kind.X0 if bool((q == 0).all()) else None
+
+
+def is_noise_only(kind: Kind, schedule: Schedule) -> bool:
+    return tells_only(kind, schedule) is Kind.EPSILON
 
 
 def mix(p: Tensor, q: Tensor, x0: Tensor, eps: Tensor) -> Tensor:

@@ -189,10 +189,10 @@ class Conditioning(nn.Module):
             self.modulation = nn.Linear(width, 6 * width)
         if config.condition == "labels":
             assert config.classes is not None
-            self.labels = nn.Embedding(config.classes + 1, width)  # the last row is the null label
+            self.labels = embedding(config.classes + 1, width)  # the last row is the null label
         elif config.condition == "words":
             assert config.vocabulary is not None
-            self.words = nn.Embedding(config.vocabulary + 1, width)  # the last row is the null word
+            self.words = embedding(config.vocabulary + 1, width)  # the last row is the null word
         elif config.condition in ("pooled", "tokens"):
             assert config.text_width is not None
             length = (config.text_length,) if config.condition == "tokens" else ()
@@ -450,6 +450,11 @@ def gated_add(h: Tensor, gate: Tensor, branch: Tensor, fused: bool = False) -> T
     if fused and not torch.is_grad_enabled() and kernels.available(h):
         return kernels.gated_add(h, gate, branch)
     return torch.addcmul(h, gate, branch)
+
+
+def embedding(rows: int, width: int) -> nn.Embedding:
+    """Not drawn yet: initialize() does. On the meta device torch would load its compiler to draw."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def split_heads(h: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -454,7 +454,8 @@ def gated_add(h: Tensor, gate: Tensor, branch: Tensor, fused: bool = False) -> T
 
 def embedding(rows: int, width: int) -> nn.Embedding:
     """Not drawn yet: initialize() does. On the meta device torch would load its compiler to draw."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    return table
 
 
 def split_heads(h: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ import torch
 
 from atoll.artifacts import Store
 from atoll.diffusion import (
-    EDM,
+    VE,
     Bridge,
     Condition,
     CosineVP,
@@ -41,13 +41,13 @@ CPU = torch.device("cpu")
 TEACHERS: list[tuple[Schedule, Kind]] = [
     (LinearFlow(), Kind.VELOCITY),
     (CosineVP(), Kind.EPSILON),
-    (EDM(), Kind.X0),
+    (VE(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
 STUDENTS = [
     (LinearFlow(), Kind.VELOCITY),
     (CosineVP(), Kind.EPSILON),
-    (EDM(), Kind.X0),
+    (VE(), Kind.X0),
     (CosineVP(), Kind.V),
 ]
 
@@ -142,7 +142,7 @@ def test_generated_images_are_learned_with_the_mixture() -> None:
         (CosineVP(), Kind.V, torch.ones_like),
         (LinearFlow(), Kind.EPSILON, lambda t: (1 - t).square()),
         (DDPMBetas("linear"), Kind.EPSILON, lambda t: (1 - t).square()),
-        (EDM(), Kind.X0, lambda t: t.square()),
+        (VE(), Kind.X0, lambda t: t.square()),
     ],
     ids=name,
 )

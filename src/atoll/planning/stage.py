@@ -14,7 +14,7 @@ from ..islands.expert import read_expert_card
 from ..islands.initialization import mismatch
 from ..islands.order import Order, ShardRef
 from ..models.dit import DiTConfig
-from ..models.presets import parse
+from ..models.presets import shape
 from ..partition.report import read_clusters
 from ..registry.versions import reference_to
 from ..training.seeds import seed_from
@@ -157,11 +157,10 @@ def plan_jobs(
 def with_size(island: Island, config: PlanConfig) -> PlanConfig:
     """A plan with the size that the islands file has for an island."""
     try:
-        size, patch = parse(str(island.size))
+        size = shape(str(island.size))
     except ValueError as error:
         raise UserError(f"--islands {island.name}: {error}") from error
-    shape = {"width": size.width, "depth": size.depth, "heads": size.heads, "patch": patch}
-    return config.model_copy(update={"network": config.network.model_copy(update=shape)})
+    return config.model_copy(update={"network": config.network.model_copy(update=size)})
 
 
 def make_order(data: Artifact, partition: Artifact, cluster: int, objective: str, config: PlanConfig) -> Order:

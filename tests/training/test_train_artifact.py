@@ -14,7 +14,7 @@ from atoll.artifacts import Artifact, UserError
 from atoll.islands.order import Order, read_order
 from atoll.islands.train import train
 from atoll.models.dit import DiT
-from atoll.models.router import Router, RouterConfig
+from atoll.models.router import RouterConfig, build_router
 from atoll.training import StopRequested
 from atoll.training.artifact import seeded
 from atoll.training.checkpoint import saved_compute
@@ -104,7 +104,11 @@ def test_what_cannot_be_is_refused_in_one_line(order: Path, tmp_path: Path, reso
 @pytest.mark.parametrize("kind", ["expert", "router"])
 def test_weights_follow_from_the_seed_alone_and_the_random_state_stays(kind: str) -> None:
     def build(numbers: torch.Generator) -> torch.nn.Module:
-        return DiT(NETWORK, numbers) if kind == "expert" else Router(RouterConfig(trunk=NETWORK, clusters=3), numbers)
+        return (
+            DiT(NETWORK, numbers)
+            if kind == "expert"
+            else build_router(RouterConfig(trunk=NETWORK, clusters=3), numbers)
+        )
 
     states = []
     for state in (1, 2):

@@ -25,6 +25,20 @@ NUMBERS = 4096  # of one tensor that a program holds at once: tokens x (D rounde
 
 
 @kernel
+def tokens_of_program(TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Some tokens of one image: offsets within an image are 32-bit, the image's own is 64-bit."""
+    runs = (TOKENS + ROWS - 1) // ROWS
+    image = tl.program_id(0) // runs
+    rows = (tl.program_id(0) % runs) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    inside = (rows < TOKENS)[:, None] & there[None, :]
+    start = image.to(tl.int64) * (TOKENS * WIDTH)
+    places = rows[:, None] * WIDTH + columns[None, :]
+    return columns, there, inside, start, places, image * WIDTH
+
+
+@kernel
 def norm_kernel(
     h_ptr,
     shift_ptr,
@@ -36,22 +50,14 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Some tokens of one image. Offsets within an image are 32-bit, the image's own is 64-bit."""
-    runs = (TOKENS + ROWS - 1) // ROWS
-    image = tl.program_id(0) // runs
-    rows = (tl.program_id(0) % runs) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    inside = (rows < TOKENS)[:, None] & there[None, :]
-    start = image.to(tl.int64) * (TOKENS * WIDTH)
-    places = rows[:, None] * WIDTH + columns[None, :]
+    columns, there, inside, start, places, vector = tokens_of_program(TOKENS, WIDTH, BLOCK, ROWS)
 
     h = tl.load(h_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(h, axis=1) / WIDTH
     centered = tl.where(there[None, :], h - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / WIDTH + EPS)
-    scale = tl.load(scale_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-    shift = tl.load(shift_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
+    scale = tl.load(scale_ptr + vector + columns, mask=there, other=0.0).to(tl.float32)
+    shift = tl.load(shift_ptr + vector + columns, mask=there, other=0.0).to(tl.float32)
     y = centered * rstd[:, None] * (1.0 + scale)[None, :] + shift[None, :]
     tl.store(y_ptr + start + places, y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -67,19 +73,11 @@ def add_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """As above."""
-    runs = (TOKENS + ROWS - 1) // ROWS
-    image = tl.program_id(0) // runs
-    rows = (tl.program_id(0) % runs) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    inside = (rows < TOKENS)[:, None] & there[None, :]
-    start = image.to(tl.int64) * (TOKENS * WIDTH)
-    places = rows[:, None] * WIDTH + columns[None, :]
+    columns, there, inside, start, places, vector = tokens_of_program(TOKENS, WIDTH, BLOCK, ROWS)
 
     h = tl.load(h_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
     branch = tl.load(branch_ptr + start + places, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + image * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + vector + columns, mask=there, other=0.0).to(tl.float32)
     tl.store(sum_ptr + start + places, (h + gate[None, :] * branch).to(sum_ptr.dtype.element_ty), mask=inside)
 
 

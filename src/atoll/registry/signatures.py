@@ -1,8 +1,8 @@
 """Versions signed by their organizers, for runs that have a file `organizers`: their names and public keys.
 
 RUN/ensemble/signatures/<digest>.sig is of the version with that digest, and is written before the version is: there
-is no moment at which a version counts and is not signed. The key is named by the environment, ATOLL_KEY, since every
-verb that changes a model writes a version.
+is no moment at which a version counts and is not signed. The environment names the key, ATOLL_KEY, since every command
+that changes a model writes a version.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from ..artifacts.signing import MOST_SIGNATURE, allowed_line, sign, signer, stat
 from .versions import FOLDER, Version, open_ensemble
 
 KEY = "ATOLL_KEY"
-ORGANISERS = "organizers"  # an allowed_signers file
+ORGANIZERS = "organizers"  # an allowed_signers file
 SIGNATURES = "signatures"
-MOST_ORGANISERS = 2**20
 
 
 def organizers_of(run: Store) -> bytes | None:
     """Who signs the versions of a run; None where nobody does."""
     try:
-        return run.read(ORGANISERS, MOST_ORGANISERS)
+        return run.read(ORGANIZERS, 2**20)
     except FileNotFoundError:
         return None
 
@@ -40,21 +39,20 @@ def sign_version(run: Store, version: Version) -> None:
 
 
 def put_signature(run: Store, version: Version, key: str | Path, organizers: bytes) -> None:
-    said = version_statement(version)
-    signature = sign(said, key)
-    if signer(said, signature, organizers) is None:
-        raise UserError(f"{KEY} {key}: is no key of {run}/{ORGANISERS}; use one that is, or add it there")
-    place(run).write(f"{version.digest()}.sig", signature)
+    content = statement("version", version=version.digest())
+    signature = sign(content, key)
+    if signer(content, signature, organizers) is None:
+        raise UserError(f"{KEY} {key}: is no key of {run}/{ORGANIZERS}; use one that is, or add it there")
+    run.child(FOLDER, SIGNATURES).write(f"{version.digest()}.sig", signature)
 
 
 def begin_signing(run: Store, key: str | Path, name: str = "organizer") -> Version:
     """Make this key an organizer's of the run, and sign the newest version with it."""
     version = open_ensemble(run)
-    known = organizers_of(run) or b""
-    line = allowed_line(name, key)
+    known, line = organizers_of(run) or b"", allowed_line(name, key)
     known = known if line in known else known + line
     put_signature(run, version, key, known)
-    run.write(ORGANISERS, known)
+    run.write(ORGANIZERS, known)
     return version
 
 
@@ -64,21 +62,13 @@ def check_signed(run: Store, version: Version, organizers: bytes | None = None) 
     if known is None:
         return None
     try:
-        signature = place(run).read(f"{version.digest()}.sig", MOST_SIGNATURE)
+        signature = run.child(FOLDER, SIGNATURES).read(f"{version.digest()}.sig", MOST_SIGNATURE)
     except FileNotFoundError:
         signature = b""
-    name = signer(version_statement(version), signature, known)
+    name = signer(statement("version", version=version.digest()), signature, known)
     if name is None:
         raise UserError(
             f"{run}: version {version.version} of its model is signed by no organizer it names; ask them, or look at "
             f"`atoll ensemble {run}`"
         )
     return name
-
-
-def version_statement(version: Version) -> bytes:
-    return statement("version", version=version.digest())
-
-
-def place(run: Store) -> Store:
-    return run.child(FOLDER, SIGNATURES)

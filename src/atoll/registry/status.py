@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..artifacts import Artifact, Reference, Store, UserError, find
 from ..islands.expert import KIND as EXPERT
 from ..islands.launch import logged_images
 from ..islands.order import Order
-from .checks import Checks
-from .versions import COPY, Version, find_ensemble, is_whole, no_ensemble, place_of
+from .checks import accepted_orders
+from .versions import Version, find_ensemble, is_whole, place_of
 
 RESULTS = ("evaluation.json", "report.html", "samples.png")
 SETTINGS, ISLANDS = "run.toml", "islands"  # of a run that `atoll run` makes
@@ -22,7 +22,7 @@ FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "partition": lambda c: f"{c['clusters']} clusters by {c['method']}",
     "orders": lambda c: f"{len(c['chosen'])} orders: {', '.join(c['chosen']) or 'none was needed'}",
     "router": lambda c: f"{c['card']['images']:,} images, sees {c['card']['architecture']['trunk']['condition']}",
-    EXPERT: lambda c: f"{c['kind']} on {c['schedule']['name']}, {c['images']:,} images{learned_of(c)}",
+    EXPERT: lambda c: f"{c['kind']} on {c['schedule']['name']}, {c['images']:,} images{distilled_from(c)}",
 }
 
 
@@ -55,7 +55,7 @@ def stages(run: Store) -> list[Stage]:
 
 def holds_run(place: Store) -> bool:
     """Whether a folder is a run, if only the beginning of one."""
-    if find_ensemble(place) is not None or place.exists(COPY) or place.exists(SETTINGS) or any(unfinished(place)):
+    if find_ensemble(place) is not None or place.exists(SETTINGS) or any(unfinished(place)):
         return True
     return any(artifact.manifest.kind != EXPERT for artifact in artifacts_in(place))
 
@@ -67,53 +67,57 @@ def goes_on(run: Store) -> bool:
 
 def expert_at(place: Store) -> Artifact | None:
     """The expert in a folder of its own, which is no run: an island's, a monolith, a student."""
-    try:
-        artifact = find(place)
-    except UserError:
-        return None
+    artifact = readable(place)
     return artifact if artifact is not None and artifact.manifest.kind == EXPERT else None
 
 
-def learned_of(card: dict[str, Any]) -> str:
-    """Of a student: how many experts taught it."""
-    teachers = card.get("teachers") or ()
-    return f", a student of {len(teachers)} experts" if teachers else ""
+def readable(place: Store) -> Artifact | None:
+    try:
+        return find(place)
+    except UserError:  # no whole one; if the model names it, its own line says so
+        return None
 
 
 def artifacts_in(run: Store) -> Iterator[Artifact]:
     for name in run.children():
-        try:
-            artifact = None if name.startswith(".") else find(run.child(name))
-        except UserError:  # no whole one; if the model names it, its own line says so
-            continue
+        artifact = None if name.startswith(".") else readable(run.child(name))
         if artifact is not None and artifact.manifest.kind in FACTS:
             yield artifact
 
 
+def there(artifact: Artifact, more: str = "") -> Stage:
+    try:
+        facts = FACTS[artifact.manifest.kind](artifact.config)
+    except (KeyError, TypeError, ValueError):
+        facts = "of another atoll, which this one cannot describe"
+    return Stage(artifact.store.name, artifact.digest, f"{facts}{more}")
+
+
+def distilled_from(card: dict[str, Any]) -> str:
+    teachers = card.get("teachers") or ()
+    return f", distilled from {len(teachers)} experts" if teachers else ""
+
+
 def first_stages(run: Store, found: list[Artifact]) -> Iterator[Stage]:
     """Of a run that has no model yet."""
-    by_kind = {kind: [a for a in found if a.manifest.kind == kind] for kind in FACTS}
-    data = by_kind["data"][0].store.name if by_kind["data"] else "data"
+    data = next((a.store.name for a in found if a.manifest.kind == "data"), "data")
     makers = {
         "data": f"atoll prepare SOURCE --out {shell(run)}/data",
         "partition": f"atoll partition {shell(run)}/{data} -k 8",
         "orders": f"atoll plan {shell(run)}/{data}",
     }
     for kind, command in makers.items():
-        yield from (there(artifact) for artifact in by_kind[kind])
-        if not by_kind[kind]:
-            yield Stage(kind, "", "not made yet", command)
-    old = f"{no_ensemble(run).partition(': ')[2]}" if run.exists(COPY) else "begins with the first orders"
-    yield Stage("model", "", old, f"atoll plan {shell(run)}/{data}")
+        own = [there(artifact) for artifact in found if artifact.manifest.kind == kind]
+        yield from own or [Stage(kind, "", "not made yet", command)]
+    yield Stage("model", "", "begins with the first orders", makers["orders"])
 
 
 def model_stages(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
-    yield named(run, version.data, "data")
-    grown = "".join(f", grown from {older.path}" for older in version.earlier[-1:])
-    yield named(run, version.partition, "partition", grown)
+    yield named(run, version.data)
+    yield named(run, version.partition, "".join(f", grown from {older.path}" for older in version.earlier[-1:]))
     for reference in version.orders:
-        yield named(run, reference, "orders")
-    yield from late(run, version, found)
+        yield named(run, reference)
+    yield from added_later(run, version, found)
     yield from experts(run, version)
     yield router(run, version)
     yield Stage("model", version.digest(), f"version {version.version}: {version.change}")
@@ -121,66 +125,58 @@ def model_stages(run: Store, version: Version, found: list[Artifact]) -> Iterato
     yield from results(run, version)
 
 
-def named(run: Store, reference: Reference, kind: str, more: str = "") -> Stage:
+def named(run: Store, reference: Reference, more: str = "") -> Stage:
     """Something that the version names, if it is there."""
-    if not is_whole(run, reference):
+    artifact = readable(place_of(run, reference))
+    if artifact is None or artifact.digest != reference.digest:
         return Stage(reference.path, "", f"{reference.digest[:12]} is missing, damaged or another one: put it back")
-    return there(Artifact.open(place_of(run, reference), kind), more)
+    return there(artifact, more)
 
 
-def there(artifact: Artifact, more: str = "") -> Stage:
-    return Stage(artifact.store.name, artifact.digest, f"{FACTS[artifact.manifest.kind](artifact.config)}{more}")
-
-
-def late(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
-    """Data that came late and a partition of it, which the model has not taken in yet."""
-    data, partition, orders = version.data, version.partition, version.orders[-1].path
-    for newer in (a for a in found if a.manifest.kind == "data" and a.manifest.parents.get("data") == data.digest):
-        cuts = [a for a in found if a.manifest.kind == "partition" and a.manifest.parents["data"] == newer.digest]
-        grown = [cut for cut in cuts if cut.manifest.parents.get("partition") == partition.digest]
+def added_later(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
+    """Data that was added and a partition of it, which the model does not use yet."""
+    for newer in found:
+        if newer.manifest.kind != "data" or newer.manifest.parents.get("data") != version.data.digest:
+            continue
         yield there(newer, ", not taken in yet")
+        parents = {"data": newer.digest, "partition": version.partition.digest}
+        grown = [a for a in found if a.manifest.kind == "partition" and parents.items() <= a.manifest.parents.items()]
         if not grown:
-            command = f"atoll partition {shell(newer.store)} --onto {shell(run)}/{partition.path}"
+            command = f"atoll partition {shell(newer.store)} --onto {shell(run)}/{version.partition.path}"
             yield Stage("partition", "", f"of {newer.store.name}: not made yet", command)
         for cut in grown:
+            command = f"atoll plan {shell(newer.store)} --onto {shell(run)}/{version.orders[-1].path}"
             yield there(cut, ", not taken in yet")
-            yield Stage(
-                "orders",
-                "",
-                f"for {cut.store.name}: not planned yet",
-                f"atoll plan {shell(newer.store)} --onto {shell(run)}/{orders}",
-            )
+            yield Stage("orders", "", f"for {cut.store.name}: not planned yet", command)
 
 
 def experts(run: Store, version: Version) -> Iterator[Stage]:
-    """One line per cluster: who serves it, or what is to be trained; and an order that waits for somebody."""
-    checks = Checks(run)
-    accepted, generations = checks.orders_of(version), checks.generations(version)
-    newest: dict[int | None, Order] = {order.cluster: order for order in accepted.values()}
-    serving = {member.cluster: member for member in version.serving}
+    """One line per cluster: who serves it, or what is to be trained; and an order that waits for an expert."""
+    newest = {accepted.order.cluster: accepted for accepted in accepted_orders(run, version).values()}
+    serving, admitted = {m.cluster: m for m in version.serving}, {m.order for m in version.experts}
     for cluster in range(version.clusters):
-        member, order = serving.get(cluster), newest.get(cluster)
-        place = "" if order is None else f"{version.orders[generations[order.digest()]].path}/{order.name}.json"
-        train = f"atoll train {shell(run)}/{place} --out EXPERT && atoll admit EXPERT --out {shell(run)}"
-        if member is None:
-            others = [m for m in version.experts if m.cluster == cluster]
-            waiting = trained_here(run, order) or f"waits for an expert of {place}"
-            what = f"none serves, {len(others)} admitted" if others else waiting
-            use = f"atoll ensemble {shell(run)} --use {others[0].name}" if others else train
-            yield Stage(f"expert {cluster}", "", what, use)
+        member, accepted, name = serving.get(cluster), newest.get(cluster), f"expert {cluster}"
+        path = "ORDER" if accepted is None else accepted.path
+        train = f"atoll train {shell(run)}/{path} --out EXPERT && atoll admit EXPERT --out {shell(run)}"
+        inactive = [m for m in version.experts if m.cluster == cluster]
+        if member is None and inactive:
+            use = f"atoll ensemble {shell(run)} --use {inactive[0].name}"
+            yield Stage(name, "", f"none serves, {len(inactive)} admitted", use)
+        elif member is None:
+            begun = "" if accepted is None else trained_here(run, accepted.order)
+            yield Stage(name, "", begun or f"waits for an expert of {path}", train)
         elif not is_whole(run, member):
-            yield Stage(f"expert {cluster}", "", f"{member.path} is missing or damaged: put it back", train)
+            yield Stage(name, "", f"{member.path} is missing or damaged: put it back", train)
         else:
-            score = "" if member.val_loss is None else f", holdout error {member.val_loss.inside:.4f}"
-            admitted = {m.order for m in version.experts}
-            waits = order is not None and order.digest() != member.order and order.digest() not in admitted
-            more = f"; {place} waits for an expert" if waits else ""
-            yield Stage(f"expert {cluster}", member.digest, f"{member.objective}{score}{more}", train if waits else "")
+            score = "" if member.val_loss is None else f", val loss {member.val_loss.inside:.4f}"
+            waits = accepted is not None and accepted.order.digest() not in admitted
+            more = f"; {path} waits for an expert" if waits else ""
+            yield Stage(name, member.digest, f"{member.objective}{score}{more}", train if waits else "")
 
 
-def trained_here(run: Store, order: Order | None) -> str:
+def trained_here(run: Store, order: Order) -> str:
     """How far `atoll run` is with an expert that is not admitted yet; nothing where it has not begun."""
-    if order is None or not run.is_local:
+    if not run.is_local:
         return ""
     expert = run.path / ISLANDS / order.name / "expert"
     if find(expert) is not None:
@@ -189,42 +185,37 @@ def trained_here(run: Store, order: Order | None) -> str:
     return f"in training here, {seen:,} of {order.training.images:,} images" if seen else ""
 
 
+def router(run: Store, version: Version) -> Stage:
+    command = f"atoll router {shell(run)}"
+    if version.router is None:
+        return Stage("router", "", "not trained yet", command)
+    stage, artifact = named(run, version.router), readable(place_of(run, version.router))
+    if artifact is None or artifact.manifest.parents.get("partition") == version.partition.digest:
+        return stage
+    return Stage(stage.name, stage.digest, f"{stage.what}; of an older partition, to be refreshed", command)
+
+
 def students(run: Store, version: Version, found: list[Artifact]) -> Iterator[Stage]:
-    """Dense networks in the run's folder that were taught by its experts, and whether these are still the same."""
+    """Dense networks in the run's folder that were distilled from its experts, and whether these are still the same."""
     serving = {member.digest for member in version.serving}
     for artifact in found:
-        taught_by = {teacher["digest"] for teacher in artifact.config.get("teachers") or ()}
-        if not taught_by:
-            continue  # no student; nor does a model without experts have any
-        if taught_by == serving:
+        teachers = {teacher["digest"] for teacher in artifact.config.get("teachers") or ()}
+        if teachers == serving:
             yield there(artifact)
-        else:
-            again = f"atoll distill {run} --out ANOTHER"
-            yield replace(there(artifact, "; others serve now"), next=again)
-
-
-def router(run: Store, version: Version) -> Stage:
-    if version.router is None:
-        return Stage("router", "", "not trained yet", f"atoll router {shell(run)}")
-    stage = named(run, version.router, "router")
-    if not stage.digest:
-        return stage
-    artifact = Artifact.open(place_of(run, version.router), "router")
-    if artifact.manifest.parents["partition"] == version.partition.digest:
-        return stage
-    older = f"{stage.what}; of an older partition, to be refreshed"
-    return Stage(stage.name, stage.digest, older, f"atoll router {shell(run)}")
+        elif teachers:
+            stage = there(artifact, "; others serve now")
+            yield Stage(stage.name, stage.digest, stage.what, f"atoll distill {shell(run)} --out ANOTHER")
 
 
 def results(run: Store, version: Version) -> Iterator[Stage]:
     """What `atoll evaluate` leaves, and whether it is of this model and measured on its data."""
-    command = f"atoll evaluate {shell(run)}"
+    command, old = f"atoll evaluate {shell(run)}", False
     try:
         evaluation = json.loads(run.read(RESULTS[0]))
         models = {row.get("digest") for row in evaluation["configurations"]}
         old = version.model_digest() not in models or evaluation["data"] != version.data.digest
     except FileNotFoundError:
-        old = False
+        pass  # its line says so
     except (ValueError, KeyError, TypeError, AttributeError):
         yield Stage(RESULTS[0], "", "cannot be read", command)
         return
@@ -247,9 +238,7 @@ def refused(run: Store) -> Iterator[Stage]:
 
 
 def unfinished(run: Store) -> Iterator[Stage]:
-    """Work that was begun and not finished: the same command goes on with it."""
+    """Work that was begun and not finished: the same command resumes it."""
     for name in run.children():
         if name.startswith(".") and name.endswith(".partial"):
-            yield Stage(
-                name[1:].removesuffix(".partial"), "", "begun: the command that makes it goes on when run again"
-            )
+            yield Stage(name[1:].removesuffix(".partial"), "", "begun: the command that makes it resumes it")

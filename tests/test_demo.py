@@ -47,7 +47,7 @@ def test_leaves_everything_to_look_at(tiny_demo: Path) -> None:
 
 
 def test_two_experts_are_ddpm_and_six_flow_and_each_has_its_own_cluster_only(tiny_demo: Path) -> None:
-    ensemble = json.loads((tiny_demo / "ensemble.json").read_bytes())
+    ensemble = json.loads((tiny_demo / "ensemble" / "000010.json").read_bytes())
     objectives = [member["objective"] for member in ensemble["experts"]]
     assert sorted(objectives) == ["epsilon on cosine-vp"] * 2 + ["velocity on linear-flow"] * 6
     for k in range(8):

@@ -15,12 +15,12 @@ import pytest
 from atoll.artifacts import Store
 from atoll.cli import main
 from atoll.registry.status import stages
-from atoll.registry.versions import History
+from atoll.registry.versions import Newest, read_version
 from atoll.sampling import Sampling
 from atoll.training.compute import ComputeConfig
 from late_story import small, story, tell
 from pages import DOCS
-from runs import scores_in
+from runs import scores_in, versions_of
 
 
 def test_training_md_lists_every_setting_of_an_execution() -> None:
@@ -55,15 +55,15 @@ def row_of(name: str) -> str:
 def test_the_story_of_late_data_goes_as_it_is_told(late: Path) -> None:
     """Old experts stay, new ones join, and everything works on the newest."""
     run = Store.at(late / "runs" / "digits")
-    told = [version.change for version in reversed(History.of(run).chain())]
+    told = [version.change for version in reversed(versions_of(run))]
     moved = told.index("grew onto partition-2")
-    version = History.of(run).newest
+    version = Newest.of(run).version
     assert version is not None
     assert (version.data.path, version.partition.path) == ("data-2", "partition-2")
     assert [reference.path for reference in version.orders] == ["orders", "orders-2", "orders-3"]
     assert version.router is not None
     assert version.router.path == "router-2"
-    before = History.of(run).versions[moved]  # numbers begin with one
+    before = read_version(run, moved)  # numbers begin with one
     assert {m.digest for m in before.experts} < {m.digest for m in version.experts}
     assert [m.cluster for m in version.experts] == [0, 0, 1, 1, 2, 2, 3]
     assert [m.cluster for m in version.serving] == [0, 1, 2, 3]
@@ -85,7 +85,7 @@ def test_every_command_of_the_story_can_be_given_twice(late: Path) -> None:
     again = [words for words in again if words != small("atoll router runs/digits")]  # the first is now the second
     tell([*again, ["router", "runs/digits", "--device", "cpu"]], late)
     assert sorted(p.relative_to(late) for p in late.rglob("*") if "samples" not in p.parts) == before
-    assert len(list((run / "ensemble").iterdir())) == History.of(Store.at(run)).next_number - 1
+    assert len(list((run / "ensemble").iterdir())) == Newest.of(Store.at(run)).next_number - 1
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_late_digits_are_recognised_as_before_or_better(tmp_path: Path) -> None:
     (after,) = scores_in(run, "class_accuracy")
     assert after >= before - 0.01
     assert after > 0.95
-    version = History.of(Store.at(run)).newest
+    version = Newest.of(Store.at(run)).version
     assert version is not None
     errors = {m.serving: m.val_loss.inside for m in version.experts if m.cluster == 0 and m.val_loss is not None}
     assert errors[True] < errors[False], "what it was trained on for has made the expert better on the newest holdout"
@@ -116,14 +116,13 @@ def test_every_command_of_ensemble_md_does_what_it_says(
         r"^atoll (ensemble runs/demo.*?)(?:  #.*)?$", (DOCS / "ensemble.md").read_text(), re.MULTILINE
     )
     assert len(commands) == 7
-    before = (run / "ensemble.json").read_bytes()
     for command in commands:
         main(shlex.split(command.replace("runs/demo", str(run))))
     told = capsys.readouterr().out
     assert len(list((run / "ensemble").iterdir())) == 15
     for words in ("route top-1", "no expert serves cluster 3", "serves cluster 3", "to version 12", "to version 10"):
         assert words in told
-    kept = [json.loads(data) for data in (before, (run / "ensemble.json").read_bytes())]
+    kept = [json.loads((run / "ensemble" / name).read_bytes()) for name in ("000010.json", "000015.json")]
     for content in kept:
         for told_of in ("digest", "version", "predecessor", "change"):
             del content[told_of]

@@ -37,7 +37,7 @@ def ensemble(tiny_demo: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def expert(tiny_demo: Path) -> Model:
-    member = json.loads((tiny_demo / "ensemble.json").read_bytes())["experts"][3]
+    member = json.loads((tiny_demo / "ensemble" / "000010.json").read_bytes())["experts"][3]
     return atoll.load(tiny_demo / member["path"], device="cpu")
 
 

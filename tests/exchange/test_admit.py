@@ -24,10 +24,10 @@ from atoll.islands.initialization import card_for
 from atoll.islands.order import Acceptance, read_order
 from atoll.islands.train import train
 from atoll.registry.changes import register_orders
-from atoll.registry.versions import History, open_ensemble
+from atoll.registry.versions import open_ensemble
 from atoll.training.resources import Resources
 from exchange.gallery import reseal
-from runs import atoll, resealed
+from runs import atoll, resealed, versions_of
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_two_organizers_at_once_lose_nobody(run: Path, expert: Path, tmp_path: P
     last = open_ensemble(Store.at(run))
     assert {member.digest for member in last.experts} == set(admitted)
     assert len(last.serving) == 1
-    chain = History.of(Store.at(run)).chain()
+    chain = versions_of(run)
     assert [len(version.experts) for version in chain] == list(range(8, -1, -1))
 
 

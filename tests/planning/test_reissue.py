@@ -18,10 +18,10 @@ from atoll.islands.expert import load_expert
 from atoll.islands.launch import hand_out
 from atoll.islands.order import read_order
 from atoll.islands.train import train
-from atoll.registry.checks import Checks
-from atoll.registry.versions import History, Version, open_ensemble
+from atoll.registry.checks import accepted_orders
+from atoll.registry.versions import Version, open_ensemble, read_version
 from atoll.training.resources import Resources
-from runs import resealed
+from runs import resealed, versions_of
 
 CPU = Resources(device="cpu")
 MOVED = "grew onto partition-2"
@@ -36,7 +36,7 @@ def run(late: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def early(run: Path) -> Path:
     """The same, rolled back to where the added data had been partitioned only."""
-    numbers = [v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED]
+    numbers = [v.version for v in versions_of(run) if v.change == MOVED]
     main(["ensemble", str(run), str(numbers[0] - 1), "--rollback"])
     assert open_ensemble(Store.at(run)).partition.path == "partition"
     return run
@@ -48,16 +48,15 @@ def newest(run: Path) -> Version:
 
 def test_experts_are_measured_anew_on_the_newest_holdout(late: Path) -> None:
     run = Store.at(late / "runs" / "digits")
-    history = History.of(run)
-    (moved,) = [version for version in history.versions.values() if version.change == MOVED]
-    before = history.versions[moved.version - 1]
+    (moved,) = [version for version in versions_of(run) if version.change == MOVED]
+    before = read_version(run, moved.version - 1)
     assert [m.digest for m in moved.experts] == [m.digest for m in before.experts]
     data, partition = (Artifact.open(run.child(name)) for name in ("data-2", "partition-2"))
-    orders = Checks(run).orders_of(moved)
+    orders = accepted_orders(run, moved)
     for old, new in zip(before.experts, moved.experts, strict=True):
         assert old.val_loss != new.val_loss
         holdout = Holdout.of(data, partition)
-        assert new.val_loss == validation_loss(load_expert(run.child(new.path)), orders[new.order], holdout)
+        assert new.val_loss == validation_loss(load_expert(run.child(new.path)), orders[new.order].order, holdout)
 
 
 def test_only_clusters_that_grew_enough_get_orders(early: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +209,7 @@ def test_the_router_begins_from_the_older_one(late: Path, run: Path, capsys: pyt
     old, new = (Artifact.open(late / "runs" / "digits" / name) for name in ("router", "router-2"))
     assert new.manifest.parents["start"] == old.digest
     assert new.manifest.parents["partition"] != old.manifest.parents["partition"]
-    moved = next(v.version for v in History.of(Store.at(run)).chain() if v.change == MOVED)
+    moved = next(v.version for v in versions_of(run) if v.change == MOVED)
     main(["ensemble", str(run), str(moved), "--rollback"])
     main(["router", str(run), "--from-scratch", "--out", str(run / "router-3"), "--set", "training.images=64"])
     told = capsys.readouterr().out

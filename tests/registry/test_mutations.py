@@ -1,17 +1,17 @@
-"""Whatever happens to the JSON files of a run: it is refused in one line, or nobody can see it in what is painted."""
+"""Whatever happens to the JSON files of a run: it is refused in one line, or told, or changes no image."""
 
 from __future__ import annotations
 
+import json
 import os
-import resource
+import random
 import shutil
-import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from mutations import Mutator
 from torch import Tensor
 
 from atoll.artifacts import Store, UserError
@@ -19,71 +19,95 @@ from atoll.model import load
 from atoll.registry.changes import set_route
 from atoll.sampling import Sampling
 
-SECONDS = 20.0  # for one load and two images, on a machine that has other things to do
-OUTCOMES = ("refused", "told", "no effect")
-MEGABYTES = 600  # more than an unharmed run needs
+HOSTILE: tuple[Any, ...] = (
+    0,
+    -1,
+    2**63,
+    10**400,
+    float("nan"),
+    None,
+    True,
+    "",
+    "f" * 64,
+    "top-1",
+    "cosine-vp",
+    *(
+        "../../../etc/passwd",
+        "s3://elsewhere/run",
+        "\x1b[31mred\r\nadmitted",
+        "\ud800",
+        "x" * 100_000,
+        [],
+        {"a": {"b": [1, 2, 3]}},
+    ),
+)
 
 
-def painted(run: Path) -> tuple[str, Tensor]:
-    """The model's digest and what it paints: two steps are enough to tell any two models apart."""
+def mutated(data: bytes, numbers: random.Random) -> bytes:
+    """One value of a JSON document replaced, dropped or doubled, or some of its bytes changed, cut or added."""
+    how = numbers.choice(["replace", "replace", "drop", "add", "flip", "cut", "lengthen"])
+    if how == "flip":
+        place = numbers.randrange(len(data))
+        return data[:place] + bytes([data[place] ^ 1 << numbers.randrange(8)]) + data[place + 1 :]
+    if how == "cut":
+        return data[: numbers.randrange(len(data))]
+    if how == "lengthen":
+        return data + numbers.choice([b"\n", b"{}", b"\x00" * 1000, b" " * 2_000_000])
+    document = json.loads(data)
+    found, waiting = [], [document]
+    while waiting:
+        holder = waiting.pop()
+        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else []
+        found += [(holder, key) for key in keys]
+        waiting += [holder[key] for key in keys]
+    holder, key = numbers.choice(found)
+    if how == "drop":
+        del holder[key]
+    elif how == "add" and isinstance(holder, dict):
+        holder[numbers.choice(["extra", "digest", "serving", ""])] = numbers.choice(HOSTILE)
+    else:
+        holder[key] = numbers.choice(HOSTILE)
+    return json.dumps(document).encode()
+
+
+def sampled(run: Path) -> tuple[str, Tensor]:
     model = load(str(run), device="cpu")
-    seeds = [0, 1]
     prompts = ["a handwritten three", "a handwritten eight"]
-    return model.digest, model.latents(prompts, seeds, Sampling(steps=2, guidance=2.0))
+    return model.digest, model.latents(prompts, [0, 1], Sampling(steps=2, guidance=2.0))
 
 
 def outcome(run: Path, expected: tuple[str, Tensor]) -> str:
-    """What came of a damaged run: refused, told (a warning in one line) or nothing; anything else is raised."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            digest, latents = painted(run)
+            digest, latents = sampled(run)
         except UserError as error:
-            return "refused" if is_a_line(str(error)) else f"not one line: {error}"
-    ours = [w for w in told if w.category.__module__.startswith("atoll.")]
-    if ours:
-        assert all(is_a_line(str(w.message)) for w in ours)
-        return "told"
-    assert digest == expected[0], "another model in silence"
-    assert torch.equal(latents, expected[1]), "another painting in silence"
-    return "no effect"
+            return "refused" if str(error).isprintable() else f"not one line: {error}"
+    ours = [str(w.message) for w in told if w.category.__module__.startswith("atoll.")]
+    assert all(message.isprintable() for message in ours)
+    assert ours or (digest == expected[0] and torch.equal(latents, expected[1])), "another model in silence"
+    return "told" if ours else "no effect"
 
 
-def is_a_line(text: str) -> bool:
-    return text.isprintable() and 0 < len(text) < 1000
-
-
-@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-def test_no_mutation_changes_what_is_painted_in_silence(count: int, tiny_demo: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_no_mutation_changes_images_in_silence(count: int, tiny_demo: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(tiny_demo, tmp_path / "run", copy_function=os.link))
-    for route in ("full", "top-1"):  # so that without the last version, or the one before it, the model is another
-        set_route(Store.at(run), route)
-    files = [path for path in run.rglob("*.json") if path.is_file()]
-    assert {"000012.json", "ensemble.json", "manifest.json", "expert.json", "router.json", "00.json"} <= {
-        path.name for path in files
-    }
-    expected = painted(run)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    mutator = Mutator(count, files)
-    counts = dict.fromkeys(OUTCOMES, 0)
-    for number in range(count):
-        path, how, data = mutator.draw()
+    set_route(Store.at(run), "top-1")
+    files = sorted(path for path in run.rglob("*.json") if path.is_file())
+    expected, numbers, seen = sampled(run), random.Random(count), set()
+    waiting: list[Path] = []
+    for _ in range(count):
+        waiting = waiting or numbers.sample(files, len(files))
+        path = waiting.pop()
         unharmed = path.read_bytes()
+        data = mutated(unharmed, numbers)
         path.unlink()  # it is another name of the demo's own file
         path.write_bytes(data)
-        began = time.monotonic()
         try:
-            what = outcome(run, expected)
+            seen.add(outcome(run, expected))
         except Exception as error:
-            raise AssertionError(f"mutation {number}: {how} of {path.relative_to(run)}: {data[:300]!r}") from error
+            raise AssertionError(f"{path.relative_to(run)}: {data[:300]!r}") from error
         finally:
             path.write_bytes(unharmed)
-        assert time.monotonic() - began < SECONDS, f"mutation {number}: {how} of {path.relative_to(run)}"
-        assert what in OUTCOMES, f"mutation {number}: {how} of {path.relative_to(run)}"
-        counts[what] += 1
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert grown < MEGABYTES
-    assert counts["refused"] > count / 10, counts
-    assert counts["told"] > 0, counts
-    assert torch.equal(painted(run)[1], expected[1]), "the run itself is unharmed"
-    print(f"{count} mutations: {counts}, {grown:.0f} MB more memory")
+    assert seen == {"refused", "told", "no effect"}
+    assert torch.equal(sampled(run)[1], expected[1]), "the run itself is unharmed"

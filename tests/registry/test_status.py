@@ -11,7 +11,8 @@ from atoll.artifacts import Store
 from atoll.cli import main
 from atoll.registry.changes import roll_back
 from atoll.registry.status import Stage, stages
-from atoll.registry.versions import History, open_ensemble
+from atoll.registry.versions import open_ensemble
+from runs import versions_of
 
 
 def stand(run: Path) -> tuple[dict[str, Stage], list[str]]:
@@ -53,7 +54,7 @@ def test_before_the_model_begins_each_stage_asks_for_the_next(late: Path, tmp_pa
 def test_late_data_is_led_from_one_command_to_the_next(late: Path, tmp_path: Path) -> None:
     """The commands that status gives are those of the story in docs/data.md."""
     run = Path(shutil.copytree(late / "runs" / "digits", tmp_path / "run"))
-    moved = next(v for v in History.of(Store.at(run)).chain() if v.change.startswith("grew onto"))
+    moved = next(v for v in versions_of(run) if v.change.startswith("grew onto"))
     roll_back(Store.at(run), moved.version - 1)
     shutil.rmtree(run / "orders-2")
     aside = (run / "partition-2").rename(tmp_path / "aside")

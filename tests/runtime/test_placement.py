@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from atoll.artifacts import UserError
+from atoll.data.space import LatentConfig, TextConfig
+from atoll.models.dit import DiTConfig
 from atoll.models.presets import preset
+from atoll.models.router import Router, RouterConfig
+from atoll.router.card import RouterCard, TrainedRouter
+from atoll.runtime import placing
 from atoll.runtime.placing import Placement, choose, load_single_expert, placement_of
 from atoll.runtime.residency import UnreadableExperts
 from atoll.runtime.weights import Layout, layout_of
@@ -76,3 +81,44 @@ def test_an_expert_alone_has_a_place_too(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(UnreadableExperts, match="corrupt"):
         load_single_expert(place)
+
+
+def test_text_encoder_and_autoencoder_are_on_a_gpu_before_free_memory_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    class Codec:
+        def decode(self, latents: torch.Tensor) -> None:
+            seen.append(f"decoder {list(latents.shape)}")
+
+    monkeypatch.setattr(placing, "text_encoder", lambda space, device: seen.append(f"text on {device}"))
+    monkeypatch.setattr(placing, "load_autoencoder", lambda name: Codec())
+    latent = LatentConfig(autoencoder="pixels", shape=(1, 8, 8), mean=(0.0,), scale=(1.0,))
+    text = TextConfig(encoder="words", kind="words", length=4, width=None, vocabulary=("a",))
+    monkeypatch.setattr(Placement, "is_cuda", True)
+    assert isinstance(Placement().with_codecs(latent, text), Placement)
+    assert seen == ["text on cpu", "decoder [1, 1, 8, 8]"]
+
+
+def test_logits_of_a_router_in_bfloat16_are_float32() -> None:
+    """With bfloat16 a logit of 10 is wrong by up to 0.02, and top-1 flips near ties."""
+    trunk = DiTConfig(latent=(1, 8, 8), patch=2, width=32, depth=1, heads=2)
+    config = RouterConfig(trunk=trunk, clusters=4)
+    card = RouterCard(
+        architecture=config,
+        latent=LatentConfig(autoencoder="pixels", shape=(1, 8, 8), mean=(0.0,), scale=(1.0,)),
+        partition="0" * 64,
+        images=0,
+    )
+    network = Router(config, torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(1), std=0.1)
+    placed = placing.network_of(TrainedRouter(card, network, "0" * 64), "bfloat16", torch.device("cpu"))
+    x, t = torch.randn(64, 1, 8, 8), torch.rand(64)
+    logits = placed(x, t, None)
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+    torch.testing.assert_close(logits, network(x, t, None), rtol=0.1, atol=0.1)
+    assert network.head.project.weight.dtype == torch.float32, "the trained one stays as it is"

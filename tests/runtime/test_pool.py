@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.artifacts import UserError
 from atoll.diffusion import Condition
 from atoll.mixture import Mixture, parse_route
-from atoll.runtime.graphs import GraphRunner
+from atoll.runtime.graphs import Runner
 from atoll.runtime.pool import ExpertPool
 from atoll.runtime.residency import Residency, UnreadableExperts
 from atoll.sampling import SOLVERS, Engine, Request, Sampling, generate
@@ -165,7 +165,7 @@ def test_rows_are_padded_to_few_shapes_and_answered_in_pieces(places: list[Path]
         assert condition.tokens is not None
         return x * t.float()[:, None, None, None] + condition.tokens.mean((1, 2))[:, None, None, None]
 
-    replayed = GraphRunner(function, torch.device("cpu"), shapes=(2, 4), record=False)
+    replayed = Runner(function, torch.device("cpu"), graphs=True, shapes=(2, 4))
     x, t, condition = question(12)
     some = torch.randperm(12, generator=torch.Generator().manual_seed(rows))[:rows]
     tokens = condition.tokens
@@ -181,7 +181,7 @@ def test_rows_are_padded_to_few_shapes_and_answered_in_pieces(places: list[Path]
 
 
 def test_an_answer_outlives_the_next_question(places: list[Path]) -> None:
-    replayed = GraphRunner(lambda x, t, condition: x + 0.0, torch.device("cpu"), record=False)
+    replayed = Runner(lambda x, t, condition: x + 0.0, torch.device("cpu"), graphs=True)
     first = replayed(torch.ones(2, 1), torch.zeros(2), None)
     replayed(torch.zeros(2, 1), torch.zeros(2), None)
     assert torch.equal(first, torch.ones(2, 1))
@@ -191,7 +191,7 @@ def test_padding_changes_velocities_by_rounding_alone(places: list[Path]) -> Non
     x, t, condition = question(9)
     with torch.no_grad():
         expected = Mixture.of(plain(places), Router(), parse_route("top-2"))(x, t, condition).value
-        found = mixture(places, "top-2", 2, graphs=True, shapes=(4, 8))(x, t, condition).value
+        found = mixture(places, "top-2", 2, graphs=True)(x, t, condition).value
     assert error(found, expected) < 1e-5
 
 

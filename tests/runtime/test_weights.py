@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.artifacts import UserError, file_digest, sha256_file
+from atoll.artifacts import UserError, sha256_file
 from atoll.islands.expert import load_expert
 from atoll.models.dit import DiT
 from atoll.models.int8 import Int8Linear, quantised, widened
@@ -124,42 +121,6 @@ def test_what_is_not_the_expert_is_refused(weights: Path, tmp_path: Path, fault:
     with pytest.raises(UserError, match=expected):
         file = open_weights(path, sha256, CONFIG)
         file.read_into(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
-
-
-def test_a_file_is_hashed_once_per_process(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(weights.read_bytes())
-    sha256 = sha256_file(path)
-    then = time.time_ns() - 60 * 10**9
-    os.utime(path, ns=(then, then))
-    begun: list[None] = []
-    real = hashlib.sha256
-
-    def sha256_of(*data: bytes) -> object:
-        if not data:  # a digest begun, to be fed with a file
-            begun.append(None)
-        return real(*data)
-
-    monkeypatch.setattr("atoll.runtime.weights.hashlib.sha256", sha256_of)
-    layout = layout_of(CONFIG, "float32")
-
-    def hashed() -> bool:
-        """Read it once more: whether that took a digest."""
-        before = len(begun)
-        memory = torch.empty(layout.nbytes, dtype=torch.uint8)
-        open_weights(path, sha256, CONFIG).read_into(layout, memory)
-        return len(begun) > before
-
-    assert hashed()
-    assert not hashed()
-    assert file_digest(path) == sha256
-    # changed, and as old as before
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(then, then + 1))
-    with pytest.raises(UserError, match="corrupt"):
-        hashed()
 
 
 def test_a_card_that_asks_for_too_much_costs_nothing(weights: Path) -> None:

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
-from atoll.artifacts import finalize, find
+from atoll.artifacts import Store, finalize, find
+
+if TYPE_CHECKING:
+    from atoll.registry.versions import Version
 
 EXPERT_FILES = ["expert.json", "metrics.jsonl", "model.safetensors"]
 ATOLL = [sys.executable, "-m", "atoll"]
@@ -55,6 +59,13 @@ def make_demo(run: Path) -> None:
     atoll("demo", "--size", "tiny", "--out", run)
 
 
+def versions_of(run: Path | Store) -> list[Version]:
+    """Every version of a run's model that can be read, newest first."""
+    from atoll.registry.versions import Version, history
+
+    return [version for _, version in history(Store.at(run)) if isinstance(version, Version)]
+
+
 def digests(run: Path) -> dict[str, str]:
     """Digest of every artifact below a run, by its place, and of the files that are not artifacts."""
     found = {}
@@ -63,7 +74,7 @@ def digests(run: Path) -> dict[str, str]:
             artifact = find(manifest.parent)
             assert artifact is not None
             found[str(manifest.parent.relative_to(run))] = artifact.digest
-    for name in ("ensemble.json", "evaluation.json"):
+    for name in ("ensemble/000010.json", "evaluation.json"):
         found[name] = (run / name).read_text() if (run / name).exists() else "missing"
     return found
 

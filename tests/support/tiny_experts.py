@@ -12,7 +12,7 @@ from atoll.diffusion import VE, Bridge, Condition, CosineVP, DDPMBetas, Kind, Li
 from atoll.islands.expert import ExpertCard, load_expert, write_expert
 from atoll.models.dit import DiT, DiTConfig
 from atoll.runtime.pool import ExpertPool
-from atoll.runtime.residency import Residency, Running, Stored
+from atoll.runtime.residency import Residency, Stored
 from atoll.runtime.weights import Precision, layout_of, open_weights
 
 LATENT = (4, 8, 8)
@@ -83,11 +83,11 @@ def pool(
     precision: Precision = "float32",
     int8: bool = False,
     devices: tuple[str, ...] = ("cpu",),
-    **running: object,
+    graphs: bool = False,
 ) -> ExpertPool:
     experts = [stored(place, precision, int8=int8) for place in places]
     on = [torch.device(name) for name in devices]
-    residency = Residency(experts, slots or len(experts), on, Running(**running))  # type: ignore[arg-type]
+    residency = Residency(experts, slots or len(experts), on, graphs)
     return ExpertPool(residency, LinearFlow(), len(places), {k: k for k in range(len(places))})
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from ..artifacts import Store, UserError
 from ..registry.changes import remove_expert, roll_back, set_route, use_expert
 from ..registry.signatures import begin_signing
-from ..registry.versions import FOLDER, History, Version, file_name, is_whole, no_ensemble, warn_if_stale
+from ..registry.versions import FOLDER, Newest, Version, file_name, history, is_whole, open_ensemble
 from .tables import Cell, print_line, print_table
 
 SHOWN = 20  # versions of the history
@@ -48,7 +48,7 @@ def ensemble(
         raise UserError(f"{given[0]}: changes the newest version; leave out {number}")
     place = Store.at(run)
     if given:
-        before = History.of(place).newest
+        before = Newest.of(place).version
         if use is not None:
             after = use_expert(place, use)
         elif remove is not None:
@@ -66,24 +66,20 @@ def ensemble(
 
 def print_model(run: Store, number: int | None) -> None:
     """One version, the newest by default, and below it the history."""
-    history = History.of(run)
-    warn_if_stale(history)
-    if history.newest is None:
-        raise UserError(no_ensemble(run))
-    version = history.newest if number is None else history.versions.get(number)
-    if version is None:
-        there = ", ".join(map(str, sorted(history.versions)[-SHOWN:]))
-        why = f" ({history.unused[number]})" if number in history.unused else ""
-        raise UserError(f"{number}: {run} has no such version{why}; there are {there}")
+    newest, found = open_ensemble(run), dict(history(run))
+    version = newest if number is None else found.get(number, "is not there")
+    if isinstance(version, str):
+        there = ", ".join(str(n) for n, each in sorted(found.items())[-SHOWN:] if isinstance(each, Version))
+        raise UserError(f"{number}: {run} has no such version (it {version}); there are {there}")
     print_experts(run, version)
     parts = [version.data, *version.earlier, version.partition, *version.orders]
     parts += [] if version.router is None else [version.router]
     print_table("part digest", [(one.path, one.digest[:12]) for one in parts], "")
     if version.router is None:
         print_line("router: none yet")
-    print_line(f"route: {version.route} on {version.reference.name}; model {version.model_digest()[:12]}")
+    print_line(f"route: {version.route} on linear-flow; model {version.model_digest()[:12]}")
     chain = []
-    for each in history.chain():
+    for each in (each for each in found.values() if isinstance(each, Version)):
         when = run.child(FOLDER).modified(each.name)
         active = f"{len(each.serving)} of {each.clusters}"
         date = "" if when is None else f"{when:%Y-%m-%d %H:%M}"
@@ -91,8 +87,9 @@ def print_model(run: Store, number: int | None) -> None:
     print_table(">version when_(UTC) change active digest", chain[:SHOWN], "")
     if len(chain) > SHOWN:
         print_line(f"and {len(chain) - SHOWN} older ones, in {FOLDER}/")
-    for unused, why in sorted(history.unused.items()):
-        print_line(f"not used: {FOLDER}/{file_name(unused)} {why}")
+    for each_number, why in found.items():
+        if isinstance(why, str):
+            print_line(f"not used: {FOLDER}/{file_name(each_number)} {why}")
 
 
 def print_experts(run: Store, version: Version) -> None:

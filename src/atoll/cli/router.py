@@ -10,7 +10,7 @@ import typer
 
 from ..artifacts import Artifact, Store, UserError, find
 from ..registry.changes import register_router
-from ..registry.checks import Checks
+from ..registry.checks import accepted_orders
 from ..registry.versions import Version, open_ensemble, open_reference, place_of
 from ..router.recipes import refresh_plan, router_plan
 from ..router.train import RouterPlan, RouterStart, train_router
@@ -66,7 +66,7 @@ def router(
     elif there is None and older is not None:
         start, plan = RouterStart(older.digest, older.store), refresh_plan(older, seed=seed)
     else:
-        experts = [order for order in Checks(place).orders_of(version).values() if order.cluster is not None]
+        experts = [each.order for each in accepted_orders(place, version).values() if each.order.cluster is not None]
         start, plan = None, router_plan(data, partition, blind=blind, seed=seed, experts=experts)
     settings_of_plan = settings.without("compute")
     if fixed := sorted(settings_of_plan.names & FROM_DATA):

@@ -24,7 +24,6 @@ from torch import nn
 
 from ..artifacts import Store, UserError, canonical_json, explain, sha256_bytes, verify_file
 from ..data.space import LatentConfig
-from ..diffusion import LinearFlow
 from ..islands.expert import ExpertCard
 from ..models.autoencoders import TRANSFORMS, DiffusersKL, NetworkAutoencoder, load_autoencoder
 from ..models.block_transform import BlockTransform
@@ -186,7 +185,7 @@ def read_release(store: Store, placement: Placement = Placement()) -> Ensemble |
         if clusters.get(expert.digest) != k:
             raise UserError(f"{folder}/{name}: is not the expert of cluster {k} that {INDEX} names; export again")
         check_spaces(version, expert.card, f"{folder}/{name}")
-    if {len(experts), router.card.architecture.clusters} != {version.clusters} or version.reference != LinearFlow():
+    if {len(experts), router.card.architecture.clusters} != {version.clusters}:
         raise UserError(f"{folder}: does not fit the ensemble that {INDEX} names; export the model again")
     placed.read()
     return Ensemble(version, placed, router, missing={})

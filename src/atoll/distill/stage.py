@@ -25,12 +25,12 @@ from ..islands.validation import Validation
 from ..model import Model, load
 from ..models.accounting import account
 from ..models.dit import DiT
-from ..registry.checks import Checks
+from ..registry.checks import accepted_orders
 from ..registry.signatures import check_signed
 from ..registry.versions import Member, Version, open_ensemble, open_reference, place_of
 from ..router.task import ClusteredSamples
-from ..runtime.load import check_digest
-from ..runtime.placing import OpenedExpert, Placed, Placement, answering_bytes, open_expert
+from ..runtime.load import open_member
+from ..runtime.placing import OpenedExpert, Placed, Placement, answering_bytes
 from ..sampling import Sampling, image_seeds
 from ..training.artifact import seeded, train_artifact
 from ..training.checkpoint import saved_compute
@@ -66,17 +66,12 @@ class Teachers:
         """Every one of them, verified as for sampling; every cluster must have one."""
         version = open_ensemble(run)
         check_signed(run, version)
-        checks = Checks(run)
-        checks.check(version.model_copy(update={"experts": ()}))
         if empty := version.empty_clusters():
             raise UserError(f"{run}: cluster {empty[0]} has no expert to learn from; admit one first")
         experts = {}
         for member in version.serving:
-            expert = open_expert(place_of(run, member))
-            checks.check_member(version, member)
-            check_digest(run, member, expert.digest)
-            experts[member.cluster] = expert
-        ordered = checks.orders_of(version)
+            experts[member.cluster] = open_member(run, version, member)
+        ordered = {digest: each.order for digest, each in accepted_orders(run, version).items()}
         orders = tuple(ordered[member.order] for member in version.serving if member.order in ordered)
         return Teachers(run, version, experts, orders)
 

@@ -17,7 +17,7 @@ from ..artifacts import Artifact, ArtifactWriter, AtollWarning, Store, UserError
 from ..islands.expert import KIND
 from ..islands.order import Order
 from ..registry.changes import begun, change_ensemble
-from ..registry.checks import Checks, objective_of
+from ..registry.checks import accepted_orders, objective_of
 from ..registry.versions import Member, Version, is_whole, open_ensemble, place_of
 from ..training.compute import best_device
 from .card_checks import check_manifest
@@ -104,7 +104,8 @@ def admit(
 
 def order_of(run: Store, version: Version, digest: str) -> Order:
     """The order of this run that an expert names."""
-    order = Checks(run).orders_of(version).get(digest)
+    accepted = accepted_orders(run, version).get(digest)
+    order = None if accepted is None else accepted.order
     if order is None or order.cluster is None:
         raise Refused(f"was trained for no order of {run}; admit it to the run that gave the order")
     return order
@@ -191,7 +192,7 @@ def should_replace(c: Candidate, before: Version, known: dict[str, list[float] |
     theirs = known[incumbent.digest]
     if theirs is None:
         return False
-    generations = Checks(c.run).generations(before)
+    generations = {digest: each.generation for digest, each in accepted_orders(c.run, before).items()}
     newer = generations.get(c.order.digest(), 0) > generations.get(incumbent.order, 0)
     ours = [float(c.scores[branch] @ WEIGHTS) for branch in BRANCHES]
     c.measured["active"] = {"name": incumbent.name, "error": theirs[0], "the newcomer's": ours[0]}

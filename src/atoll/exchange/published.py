@@ -18,7 +18,7 @@ from ..artifacts import MANIFEST, Artifact, Reference, Store, UserError, explain
 from ..artifacts.signing import MOST_SIGNATURE, allowed_line, sign, signer, statement
 from ..data.progress import Progress, silent
 from ..islands.order import Order, read_order
-from ..registry.checks import Checks
+from ..registry.checks import accepted_orders
 from ..registry.versions import Version, open_ensemble, place_of
 from .inbox import INBOX
 from .leases import FOLDER as LEASES
@@ -135,15 +135,10 @@ def write_card(place: Store, card: PublishedCard) -> PublishedCard:
 
 def open_orders(run: Store, version: Version) -> dict[str, Order]:
     """The newest order of every cluster, by its path in the run."""
-    checks = Checks(run)
     newest: dict[int, tuple[str, Order]] = {}
-    for reference in version.orders:
-        artifact = checks.opened(reference, "orders")
-        for name in () if artifact is None else artifact.names():
-            assert artifact is not None
-            order, _ = read_order(artifact.file(name))
-            if order.cluster is not None:
-                newest[order.cluster] = (f"{reference.path}/{name}", order)
+    for each in accepted_orders(run, version).values():
+        if each.order.cluster is not None:
+            newest[each.order.cluster] = (each.path, each.order)
     return dict(newest[cluster] for cluster in sorted(newest))
 
 

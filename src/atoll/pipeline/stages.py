@@ -20,7 +20,7 @@ from ..islands.launch import Island, hand_out, places_for, run_islands
 from ..partition.stage import partition
 from ..planning.stage import MONOLITH, plan, plan_monolith
 from ..registry.changes import register_monolith, register_orders, register_router
-from ..registry.checks import Checks
+from ..registry.checks import accepted_orders
 from ..registry.status import ISLANDS
 from ..registry.versions import open_ensemble
 from ..router.recipes import router_plan
@@ -143,7 +143,8 @@ def admit_all(run: Store, jobs: list[Island], progress: Progress) -> None:
 def fit_router(
     run: Store, data: Artifact, clusters: Artifact, name: str, settings: RunSettings, device: str, progress: Progress
 ) -> Artifact:
-    orders = [order for order in Checks(run).orders_of(open_ensemble(run)).values() if order.cluster is not None]
+    accepted = accepted_orders(run, open_ensemble(run)).values()
+    orders = [each.order for each in accepted if each.order.cluster is not None]
     plan = router_plan(data, clusters, blind=name == BLIND, seed=settings.asked.seed, experts=orders)
     if settings.router_images is not None:
         plan = plan.model_copy(update={"training": plan.training.over(settings.router_images)})

@@ -16,7 +16,7 @@ from ..exchange.holdout import Holdout, validation_loss
 from ..islands.expert import load_expert
 from ..islands.order import Order
 from ..registry.changes import change_ensemble, grew_from, register_orders, with_orders
-from ..registry.checks import Checks
+from ..registry.checks import accepted_orders
 from ..registry.versions import (
     Member,
     ValidationLoss,
@@ -124,7 +124,7 @@ def sources_of(
     run: Store, version: Version, clusters: Sequence[int], inits: Mapping[int, Reference]
 ) -> dict[int, Order]:
     """The order to issue again for each cluster: that of the expert to begin from, or else the newest one."""
-    accepted = Checks(run).orders_of(version)
+    accepted = {digest: each.order for digest, each in accepted_orders(run, version).items()}
     found: dict[int | None, Order | None] = {order.cluster: order for order in accepted.values()}
     found |= {member.cluster: accepted.get(member.order) for member in version.serving if member.cluster in inits}
     sources = {k: order for k in clusters if (order := found.get(k)) is not None}
@@ -175,12 +175,11 @@ def move_onto(run: Store, data: Artifact, partition: Artifact, *, progress: Prog
     now = find_ensemble(run)
     if now is None or not grew_from(partition, now):
         return
-    checks = Checks(run)
     measured: dict[str, ValidationLoss | None] = {}
 
     def moved(now: Version | None) -> Version:
         after = with_orders(run, now, data, partition, None)
-        accepted = checks.orders_of(after)
+        accepted = {digest: each.order for digest, each in accepted_orders(run, after).items()}
         for done, member in enumerate(after.experts):
             progress("measuring experts on the newest data", done, len(after.experts))
             if member.digest not in measured:  # else by an attempt that another change overtook

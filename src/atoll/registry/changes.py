@@ -251,9 +251,7 @@ def wanted(run: Store, newest: Version, number: int | None) -> Version:
 def with_later(run: Store, goal: Version, now: Version) -> Version:
     """An older version with the orders and experts of a newer one that are of its clusters, the experts inactive."""
     same = goal.partitions == now.partitions  # nothing need be read
-    orders = dict.fromkeys(
-        [*goal.orders, *(r for r in now.orders if same or partition_of(run, r) in goal.partitions)]
-    )
+    orders = dict.fromkeys([*goal.orders, *(r for r in now.orders if same or partition_of(run, r) in goal.partitions)])
     version = goal.model_copy(update={"orders": tuple(orders)})
     accepted = None if same else accepted_orders(run, version)
     known = {member.digest for member in goal.experts}

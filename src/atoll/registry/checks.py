@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
-from safetensors import safe_open
-
-from ..artifacts import Reference, Store, UserError, canonical_json, find
+from ..artifacts import Reference, Store, UserError, find
 from ..islands.expert import ExpertCard
 from ..islands.order import Order, read_order
 from ..router.card import RouterCard
@@ -64,7 +60,7 @@ def check_member(run: Store, version: Version, member: Member, card: ExpertCard)
     """Refuse an expert whose card says other things than the version does."""
     for name, here, there in (("cluster", member.cluster, card.cluster), ("order", member.order, card.order)):
         if here != there:
-            raise UserError(f"{run}/{member.path}: is of {name} {there}, but the model says {here}; put the right one back")
+            raise UserError(f"{run}/{member.path}: is of {name} {there}, the model says {here}; put the right one back")
     if card.partition not in version.partitions:
         raise UserError(f"{run}/{member.path}: was trained for another partition; train one for this run")
     check_spaces(version, card, f"{run}/{member.path}")
@@ -75,8 +71,8 @@ def check_router(version: Version, card: RouterCard, where: str) -> None:
     if card.partition not in version.partitions:
         raise UserError(f"{where}: tells the clusters of another partition apart; train one for this run")
     if card.architecture.clusters != version.clusters:
-        there = card.architecture.clusters
-        raise UserError(f"{where}: is for {there} clusters, the model has {version.clusters}; train a router for this run")
+        counts = f"{card.architecture.clusters} clusters, the model has {version.clusters}"
+        raise UserError(f"{where}: is for {counts}; train a router for this run")
     check_spaces(version, card, where)
 
 
@@ -91,14 +87,3 @@ def check_spaces(version: Version, card: ExpertCard | RouterCard, where: str) ->
 def objective_of(card: ExpertCard) -> str:
     """For people: what an expert predicts, and on which path."""
     return f"{card.kind} on {card.schedule.name}"
-
-
-def tensor_digest(path: Path) -> str:
-    """Digest of the tensors in a safetensors file: names, dtypes, shapes and values, whatever else its header says."""
-    digest = hashlib.sha256()
-    with safe_open(path, framework="numpy") as file:
-        for name in sorted(file.keys()):
-            value = file.get_tensor(name)
-            digest.update(canonical_json([name, str(value.dtype), list(value.shape)]))
-            digest.update(value.tobytes())
-    return digest.hexdigest()

@@ -1,8 +1,9 @@
-"""A network as CUDA graphs: recorded once for each of a few numbers of rows, then replayed on new numbers.
+"""Networks on rows of a batch, in padded numbers of rows: each row gets the same bits whatever company it has.
 
-At small batches a host that starts four hundred kernels is slower than the card. A graph is started at once, but has
-fixed shapes and fixed memory: rows are copied into its inputs and the missing ones filled with repeats, whose answers
-nobody reads. Weights are memory too: whoever copies another expert's weights there replays that expert.
+On a CPU rows are padded to a multiple of 4: matrix kernels sum products of one to three rows in another order, and
+vector loops end in a scalar tail. On CUDA a network is recorded as graphs for a few numbers of rows, and replayed on
+new numbers: at small batches a host that starts four hundred kernels is slower than the GPU. A graph has fixed shapes
+and fixed memory. Weights are memory too: whoever copies another expert's weights there replays that expert.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,137 +18,122 @@ from torch import Tensor
 
 from ..diffusion import Condition
 
-Function = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> one row of answer for each of x
-# numbers of rows there are graphs for; more rows go through in several pieces. Few sizes, so that a row's bits hardly
-# depend on its company, and a service records all of them when it starts
+Function = Callable[[Tensor, Tensor, Condition | None], Tensor]  # (x, t, condition) -> one row for each of x
+MULTIPLE = 4
+# numbers of rows there are graphs for; more rows go through in several pieces
 SHAPES = (4, 8, 16, 24, 32, 48, 64, 96, 128)
+Graph = tuple[dict[str, Tensor], Tensor | None, torch.cuda.CUDAGraph | None]  # inputs, output, graph
 
 
-def padded(rows: int, shapes: tuple[int, ...] = SHAPES) -> int:
-    """The number of rows a graph is there for: the smallest that is enough."""
-    assert 1 <= rows <= shapes[-1], f"{rows} rows do not fit a graph of {shapes[-1]}"
-    return shapes[bisect_left(shapes, rows)]
+class Runner:
+    """A function of rows, on a device, computed for padded numbers of rows.
 
-
-@dataclass(frozen=True, eq=False)
-class _Recorded:
-    """Inputs and answer of one shape, in memory that stays; `graph` None: nothing is recorded, it is computed."""
-
-    inputs: dict[str, Tensor]
-    answer: Tensor | None
-    graph: torch.cuda.CUDAGraph | None
-
-
-class GraphRunner:
-    """A function of rows, computed for padded numbers of them, and on a CUDA device replayed as graphs.
-
-    `record` False computes what a graph would, for tests on a CPU. Two that
-    share a `pool` of memory must not run at the same time; each waits for nobody by itself.
+    `graphs`: replayed as CUDA graphs; on a CPU it then computes what they would. Two that share a `pool` of memory
+    must not run at the same time.
     """
 
     def __init__(
         self,
         function: Function,
         device: torch.device,
-        *,
+        graphs: bool,
         shapes: tuple[int, ...] = SHAPES,
-        record: bool | None = None,
         pool: tuple[int, int] | None = None,
     ) -> None:
-        self._function, self._device, self._shapes = function, device, shapes
-        self._record = device.type == "cuda" if record is None else record
+        self._function, self._device, self._graphs, self._shapes = function, device, graphs, shapes
+        self._record = graphs and device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._record and pool is None else pool
-        self._kept: dict[object, _Recorded] = {}
-        self._orders: dict[tuple[int, int], Tensor] = {}
+        self._kept: dict[object, Graph] = {}
         self._warm: set[object] = set()
-
-    @property
-    def graphs(self) -> int:
-        """How many there are."""
-        return sum(kept.graph is not None for kept in self._kept.values())
 
     def __call__(
         self, x: Tensor, t: Tensor, condition: Condition | None, rows: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """The function of some rows of a batch (None: of all), on the current stream; into `out` if it is given."""
         count = len(x) if rows is None else len(rows)
+        if not self._graphs:
+            value = self._compute(*self._moved(*padded(x, t, condition, rows)))[:count]
+            return value if out is None else out.copy_(value)
         given = {"x": x, "t": t, **({} if condition is None else with_dropped(condition).tensors())}
         pieces = []
         for first in range(0, count, self._shapes[-1]):
             last = min(first + self._shapes[-1], count)
-            answer = self._run(given, self._places(rows, first, last))[: last - first]
-            if out is None:
-                pieces.append(answer.clone())  # the next replay writes there again
-            else:
-                out[first:last].copy_(answer)
-        if out is not None:
-            return out
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            size = self._shapes[bisect_left(self._shapes, last - first)]
+            places = torch.arange(first, first + size, device=self._device).clamp_(max=last - 1)
+            value = self._replay(given, places if rows is None else rows.to(self._device)[places])[: last - first]
+            pieces.append(value.clone() if out is None else out[first:last].copy_(value))  # it is overwritten soon
+        return out if out is not None else torch.cat(pieces)
 
-    def _places(self, rows: Tensor | None, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` of some rows (None: of a whole batch), the last one repeated to fill a shape."""
-        key = first, last
-        if key not in self._orders:
-            count = padded(last - first, self._shapes)
-            self._orders[key] = torch.arange(first, first + count, device=self._device).clamp_(max=last - 1)
-        order = self._orders[key]
-        return order if rows is None else rows.to(self._device)[order]
+    def _moved(self, x: Tensor, t: Tensor, condition: Condition | None) -> tuple[Tensor, Tensor, Condition | None]:
+        return x.to(self._device), t.to(self._device), None if condition is None else condition.to(self._device)
 
-    def _run(self, given: dict[str, Tensor], places: Tensor) -> Tensor:
+    def _compute(self, x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
+        """Every tensor keeps the type it has, whatever autocast a caller has arranged outside."""
+        known = self._device.type in ("cpu", "cuda")
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False) if known else nullcontext():
+            return self._function(x, t, condition)
+
+    def _replay(self, given: dict[str, Tensor], places: Tensor) -> Tensor:
         """Copy these rows into the inputs of the graph for so many, and run it."""
         kind = tuple((name, value.dtype, value.shape[1:]) for name, value in given.items())
         key = len(places), kind
-        kept = self._kept.get(key)
-        if kept is None:
-            inputs = {
-                name: torch.empty(len(places), *value.shape[1:], dtype=value.dtype, device=self._device)
-                for name, value in given.items()
-            }
+        if key not in self._kept:
+            inputs = {n: v.new_empty(len(places), *v.shape[1:], device=self._device) for n, v in given.items()}
             fill(inputs, given, places)
-            kept = self._kept[key] = self._recorded(inputs, kind)
-        else:
-            fill(kept.inputs, given, places)
-        if kept.graph is None:
-            return self._compute(kept.inputs)
-        kept.graph.replay()
-        assert kept.answer is not None
-        return kept.answer
+            self._kept[key] = self._recorded(inputs, kind)
+        inputs, output, graph = self._kept[key]
+        fill(inputs, given, places)
+        if graph is None:
+            return self._of(inputs)
+        graph.replay()
+        assert output is not None
+        return output
 
-    def _compute(self, inputs: dict[str, Tensor]) -> Tensor:
-        condition = Condition.of(inputs) if len(inputs) > 2 else None
-        with torch.no_grad(), plain_types(self._device):
-            return self._function(inputs["x"], inputs["t"], condition)
+    def _of(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self._compute(inputs["x"], inputs["t"], Condition.of(inputs) if len(inputs) > 2 else None)
 
-    def _recorded(self, inputs: dict[str, Tensor], kind: object) -> _Recorded:
+    def _recorded(self, inputs: dict[str, Tensor], kind: object) -> Graph:
         if not self._record:
-            return _Recorded(inputs, None, None)
+            return inputs, None, None
         # recorded on the stream it will run on: cuBLAS keeps its workspace by stream, and two graphs that shared one
         # must not run at the same time. Nothing can be recorded on the default stream.
         running = torch.cuda.current_stream(self._device)
         default = running == torch.cuda.default_stream(self._device)
         stream = recording_stream(self._device) if default else running
         stream.wait_stream(running)
-        if kind not in self._warm:  # kernels are compiled and tables made before anything is recorded
-            with torch.cuda.stream(stream):
-                self._compute(inputs)
-            self._warm.add(kind)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            # not torch.cuda.graph(): it waits for the card and empties its cache, for each of a hundred graphs;
+            if kind not in self._warm:  # kernels are compiled and tables made before anything is recorded
+                self._of(inputs)
+                self._warm.add(kind)
+            # not torch.cuda.graph(): it waits for the GPU and empties its cache, for each of a hundred graphs;
             # thread_local: other threads go on reading experts meanwhile
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
             try:
-                answer = self._compute(inputs)
+                output = self._of(inputs)
             finally:
                 graph.capture_end()
         running.wait_stream(stream)
-        return _Recorded(inputs, answer, graph)
+        return inputs, output, graph
 
 
 @lru_cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
     """For what runs on the default stream, one thing at a time."""
     return torch.cuda.Stream(device)
+
+
+def padded(
+    x: Tensor, t: Tensor, condition: Condition | None, rows: Tensor | None
+) -> tuple[Tensor, Tensor, Condition | None]:
+    """Some rows of a batch (None: all), the last one repeated until their number is a multiple of 4."""
+    count = len(x) if rows is None else len(rows)
+    if count % MULTIPLE:
+        rows = torch.arange(count, device=x.device) if rows is None else rows
+        rows = torch.cat([rows, rows[-1:].expand(-count % MULTIPLE)])
+    if rows is None:
+        return x, t, condition
+    return x[rows], t[rows], None if condition is None else condition[rows]
 
 
 def with_dropped(condition: Condition) -> Condition:
@@ -163,10 +148,5 @@ def fill(inputs: dict[str, Tensor], given: dict[str, Tensor], places: Tensor) ->
     for name, value in given.items():
         if value.device == places.device:
             torch.index_select(value, 0, places, out=inputs[name])
-        else:  # an expert on another card
+        else:  # an expert on another GPU
             inputs[name].copy_(value[places.to(value.device)], non_blocking=True)
-
-
-def plain_types(device: torch.device) -> torch.autocast | nullcontext[None]:
-    """Every tensor keeps the type it has, whatever a caller has arranged outside."""
-    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..artifacts import Reference, Store, UserError
+from ..artifacts import Store, UserError
 from ..mixture.missing import RouterAmong
 from ..mixture.mixture import Mixture, RouterFunction
-from ..registry.checks import Checks
+from ..registry.checks import check_member, check_router
 from ..registry.signatures import check_signed
-from ..registry.versions import Version, open_ensemble, place_of
+from ..registry.versions import Member, Version, open_ensemble, place_of
 from ..router.card import TrainedRouter, load_router
 from ..sampling import Route
 from .placing import OpenedExpert, Placed, Placement, open_expert
@@ -59,33 +59,29 @@ def load_ensemble(
 ) -> Ensemble:
     """Load a run's ensemble. `router` is the name of another router folder of the run (a blind one, say).
 
-    An expert that is not there, or damaged, is left out; whoever paints is told by `Ensemble.missing`. Another one in
-    its place is refused: somebody put it there. Where the run names its organizers, or the caller does, one of them
-    must have signed the version.
+    An expert that is not there, damaged, or another one than the version names is left out; `Ensemble.missing` says so.
+    Where the run names its organizers, or the caller does, one of them must have signed the version.
     """
     version = open_ensemble(run)
     check_signed(run, version, organizers)
-    checks = Checks(run)
-    checks.check(version.model_copy(update={"experts": ()}))
     if router is not None:
-        trained = load_router(run.child(router), placement.device)
-        checks.check_router(version, trained.card, router)
+        place = run.child(router)
     elif version.router is not None:
-        trained = load_router(place_of(run, version.router), placement.device)
-        check_digest(run, version.router, trained.digest)
+        place = place_of(run, version.router)
     else:
         raise UserError(f"{run}: the ensemble has no router yet; train one with `atoll router {run}`")
+    trained = load_router(place, placement.device)
+    if router is None and version.router is not None and trained.digest != version.router.digest:
+        raise UserError(f"{place}: is not the router that the model names; put the right one back")
+    check_router(version, trained.card, str(place))
+    placement = placement.with_codecs(version.latent, version.text)
     experts: dict[int, OpenedExpert] = {}
     missing = dict.fromkeys(version.empty_clusters(), "no expert serves it")
     for member in version.serving:
         try:
-            expert = open_expert(place_of(run, member))
+            experts[member.cluster] = open_member(run, version, member)
         except UserError as error:
             missing[member.cluster] = str(error)
-            continue
-        checks.check_member(version, member)
-        check_digest(run, member, expert.digest)
-        experts[member.cluster] = expert
     while experts:
         placed = Placed(list(experts.values()), placement)
         try:
@@ -104,7 +100,10 @@ def load_ensemble(
     )
 
 
-def check_digest(run: Store, reference: Reference, found: str) -> None:
-    """Refuse what took the place of something between the check of its card and the loading of its weights."""
-    if found != reference.digest:
-        raise UserError(f"{run}/{reference.path}: is not what the model of this run names; put the right one back")
+def open_member(run: Store, version: Version, member: Member) -> OpenedExpert:
+    """An expert that a version names, checked against its card; its weights are read later."""
+    expert = open_expert(place_of(run, member))
+    if expert.digest != member.digest:
+        raise UserError(f"{run}/{member.path}: is not the expert that the model names; put the right one back")
+    check_member(run, version, member, expert.card)
+    return expert

@@ -11,12 +11,8 @@ from torch import Tensor
 
 from ..artifacts import UserError
 from ..diffusion import Condition, Kind, Prediction, Schedule
-from ..mixture.mixture import NextExpert
-from .graphs import GraphRunner, plain_types
-from .padding import padded_rows
-from .residency import Residency, Slot
-
-Rows = tuple[int, Tensor | None, int]  # a cluster, its rows int64 [n] of a batch (None: all), and n
+from ..mixture.mixture import NextExpert, Rows
+from .residency import Residency
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,38 +58,28 @@ class ExpertPool:
         residency = self.residency
         numbers = [self._number(k) for k, *_ in rows]
         order = sorted(range(len(rows)), key=lambda i: (residency.find(numbers[i]) is None, -rows[i][2]))
-        found: dict[int, Tensor] = {}
+        wide = torch.promote_types(x.dtype, torch.float32)
+        found = [x.new_empty(count, *x.shape[1:], dtype=wide) for _, _, count in rows]  # on the stream that reads it
         used: set[torch.cuda.Stream] = set()
         for place, i in enumerate(order):
             slot = residency.enter(numbers[i])
             if not residency.resident:
                 residency.expect_first_of([numbers[j] for j in order[place + 1 :]], busy=slot)
-            found[i] = self._run(slot, numbers[i], x, t, condition, rows[i])
-            residency.leave(slot)
             if slot.stream is not None:
                 used.add(slot.stream)
+                slot.stream.wait_stream(torch.cuda.current_stream(slot.device))
+            with torch.cuda.stream(slot.stream) if slot.stream is not None else nullcontext():
+                runner = slot.runner(residency.experts[numbers[i]], self.schedule)
+                runner(x, t, condition, rows[i][1], found[i])
+            residency.leave(slot)
         for stream in used:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
-        return [found[i] for i in range(len(rows))]
+        return found
 
     def _number(self, cluster: int) -> int:
         if cluster not in self.numbers:
             raise UserError(f"cluster {cluster}: has no expert, and this route runs it; use another route")
         return self.numbers[cluster]
-
-    def _run(self, slot: Slot, number: int, x: Tensor, t: Tensor, condition: Condition | None, rows: Rows) -> Tensor:
-        function, (_, which, count) = slot.function(self.residency.experts[number], self.schedule), rows
-        wide = torch.promote_types(x.dtype, torch.float32)
-        out = x.new_empty(count, *x.shape[1:], dtype=wide)  # made on the stream that will read it
-        if slot.stream is not None:
-            slot.stream.wait_stream(torch.cuda.current_stream(slot.device))
-        on_its_stream = torch.cuda.stream(slot.stream) if slot.stream is not None else nullcontext()
-        with torch.no_grad(), plain_types(slot.device), on_its_stream:
-            if isinstance(function, GraphRunner):
-                return function(x, t, condition, which, out)
-            x, t, condition = padded_rows(x, t, condition, which)
-            condition = None if condition is None else condition.to(slot.device)
-            return out.copy_(function(x.to(slot.device), t.to(slot.device), condition)[:count])
 
 
 @dataclass(frozen=True)
@@ -102,14 +88,11 @@ class PoolExpert:
 
     pool: ExpertPool
     cluster: int
+    kind: Kind = Kind.VELOCITY
 
     @property
     def schedule(self) -> Schedule:
         return self.pool.schedule
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.VELOCITY
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition | None) -> Prediction:
         (value,) = self.pool.velocities(x, t, condition, [(self.cluster, None, len(x))])

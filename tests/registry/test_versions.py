@@ -213,7 +213,7 @@ def test_orders_and_experts_of_a_newer_atoll_block_nothing_that_does_not_need_th
 ) -> None:
     """newcomer-2, bug 3: one order of a newer build took `sample`, `status` and `ensemble --rollback` down."""
     newer = run / "orders" / "03.json"
-    rewrite(newer, newer.read_bytes().replace(b'"linear-flow"', b'"sigmoid-of-2027"'))
+    rewrite(newer, newer.read_bytes().replace(b"{", b'{"color": "red",', 1))
     expert = run / open_ensemble(Store.at(run)).serving[5].path
     rewrite(expert / "expert.json", (expert / "expert.json").read_bytes().replace(b"{", b'{"color": "red",', 1))
     main(["sample", str(run), "--prompt", "a handwritten one", "--steps", "2", "--out", str(tmp_path / "s")])

@@ -74,9 +74,9 @@ def test_an_expert_alone_has_a_place_too(tmp_path: Path) -> None:
     (place,) = write_experts(tmp_path, 1)
     alone = load_single_expert(place)
     assert alone.placed.summary.startswith("1 expert in float32, ")
-    single = alone.placed.residency("float32")
-    assert alone.placed.residency("float32") is single, "kept"
-    assert alone.placed.residency("bfloat16") is not single
+    single = alone.placed.pool("float32").residency
+    assert alone.placed.pool("float32").residency is single, "kept"
+    assert alone.placed.pool("bfloat16").residency is not single
     path = place / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(UnreadableExperts, match="corrupt"):

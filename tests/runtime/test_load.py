@@ -38,7 +38,7 @@ def lose(run: Path, cluster: int, how: str) -> None:
         weights.write_bytes(weights.read_bytes()[:-1] + b"?")
 
 
-REASONS = {"gone": "does not exist", "unfinished": "no finished expert", "damaged": "corrupt"}
+REASONS = {"gone": "03-", "unfinished": "no finished expert", "damaged": "corrupt"}
 
 
 @pytest.mark.parametrize("how", REASONS)

@@ -70,8 +70,7 @@ def test_an_image_passes_at_most_eight_files(tmp_path: Path) -> None:
         samples = LatentDataset.open(shards, LatentConfig.model_validate(data.config["latent"]))
         latents = samples.latents(torch.arange(4))  # what a batch of the training loop begins with
     assert latents.shape == (4, 3, 16, 16)
-    table = [f"| {number} | `{name}` |" for number, name in enumerate(files, 1)]
-    print("\n".join(table))
+    print("\n".join(f"| {number} | `{name}` |" for number, name in enumerate(files, 1)))
     assert len(files) <= 8
-    page = [line.split("|")[:3] for line in PAGE.read_text().splitlines() if line.startswith("| ") and ".py`" in line]
-    assert ["|".join([*columns, ""]) for columns in page] == table
+    rows = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| ") and ".py`" in line]
+    assert sorted(rows) == sorted(files)

@@ -271,7 +271,7 @@ def test_what_does_not_belong_to_the_model_is_not_made_part_of_it(run: Path) -> 
         register_monolith(store, expert)
     shutil.rmtree(run / open_ensemble(store).serving[3].path)
     remove_expert(store, 3)
-    with pytest.raises(UserError, match="/03-.*check the path"):
+    with pytest.raises(UserError, match=r"/03-.*check the path"):
         use_expert(store, "03-")
 
 

@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from atoll import plugins
 from atoll.artifacts import Artifact, UserError
 from atoll.plugins import load_plugins
 from image_forms import folder, pictures
 from runs import atoll
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _no_plugin_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process would send the plugins loaded here to their workers."""
+    monkeypatch.setattr(plugins, "_loaded", {})
 
 
 def test_a_source_of_forty_lines_is_prepared_by_two_workers(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import chain, islice
 from multiprocessing import resource_tracker
 from typing import Any, Self, TypeVar
@@ -183,3 +184,16 @@ def call(plugins: Mapping[str, str], task: bytes) -> Any:
     load_plugins(plugins)
     function, item = pickle.loads(task)
     return function(item)
+
+
+@contextmanager
+def fixed_threads(count: int) -> Iterator[None]:
+    """Compute with `count` threads inside: sums depend on how they are split."""
+    import torch  # slow, and the executor itself has no use for it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -61,8 +61,8 @@ MISTAKES = {
     "unknown expert": (["--use", "77-"], r"--use 77-: no such expert was admitted; .* has 00-.*, 07-"),
     "unknown cluster": (["--remove", "8"], r"--remove 8: no such cluster; they are 0 to 7"),
     "unknown route": (["--route", "best"], r"unknown route 'best': use full, top-K"),
-    "unknown version": (["--rollback", "77"], r"--rollback 77: .* has no such version; there are 1, 2, .*9$"),
-    "version to show": (["77"], r"77: .* has no such version; there are 1, .*10$"),
+    "unknown version": (["--rollback", "77"], r"--rollback 77: .* has no such version .*; there are 1, 2, .*9$"),
+    "version to show": (["77"], r"77: .* has no such version .*; there are 1, .*10$"),
     "two changes": (["--remove", "3", "--route", "full"], r"--remove and --route: one change at a time"),
     "change of the past": (["4", "--remove", "3"], r"--remove: changes the newest version; leave out 4"),
 }

@@ -34,10 +34,17 @@ def locked(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
                 fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
                 raise UserError(f"{path.parent}: another process is working here; wait for it or stop it") from error
-            # the process before may have renamed or removed it
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+            if _lies_at(path, stream):  # the process before may have renamed or removed it
                 yield stream
                 return
+
+
+def _lies_at(path: Path, stream: BinaryIO) -> bool:
+    """Whether an open file is the one at a path now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

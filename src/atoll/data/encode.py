@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import STATE, write_atomic
+from ..executor import fixed_threads
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import load_extractor
 from .config import PrepareConfig
@@ -149,14 +149,3 @@ def batches(images: Iterator[np.ndarray], config: PrepareConfig, device: str) ->
         pixels[: len(chunk)] = chunk
         # channels last: what convolutions are fastest on, on CPUs and GPUs alike
         yield len(chunk), torch.from_numpy(pixels).to(device).contiguous(memory_format=torch.channels_last)
-
-
-@contextmanager
-def fixed_threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads inside: sums depend on how they are split."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -40,12 +40,12 @@ from ..artifacts import (
     sanitize,
     write_atomic,
 )
-from ..executor import WORKERS_PER_GPU, Executor
+from ..executor import WORKERS_PER_GPU, Executor, fixed_threads
 from ..models.autoencoders import load_autoencoder
 from ..models.feature_extractors import best_extractor, extractor_id
 from ..plugins import loaded_plugins
 from .config import PrepareConfig
-from .encode import UnitTask, encode_unit, fixed_threads, read_unit, row_count, units_of
+from .encode import UnitTask, encode_unit, read_unit, row_count, units_of
 from .images import TOO_SMALL
 from .index import Index
 from .merge import fit_to_older, merge

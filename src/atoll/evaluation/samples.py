@@ -23,8 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..artifacts import STATE, Artifact, ArtifactWriter, UserError, canonical_json, load_if_same, write_atomic
-from ..data.encode import fixed_threads
-from ..executor import Executor
+from ..executor import Executor, fixed_threads
 from ..mixture.record import Record
 from ..model import Model, load
 from ..runtime.load import Ensemble

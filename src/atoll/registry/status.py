@@ -200,7 +200,7 @@ def students(run: Store, version: Version, found: list[Artifact]) -> Iterator[St
     serving = {member.digest for member in version.serving}
     for artifact in found:
         teachers = {teacher["digest"] for teacher in artifact.config.get("teachers") or ()}
-        if teachers == serving:
+        if teachers and teachers == serving:
             yield there(artifact)
         elif teachers:
             stage = there(artifact, "; others serve now")

@@ -103,7 +103,7 @@ def test_an_expert_of_an_old_order_is_still_admitted(run: Path, late: Path, tmp_
     assert was[2].val_loss is not None
     assert result.member.val_loss.gaussian == was[2].val_loss.gaussian
     # cluster 0 is served by an expert of a newer order: a worse one stays on the bench
-    result = admit(store, another(late / "experts" / "00", tmp_path / "b", 0.9))
+    result = admit(store, another(late / "experts" / "00", tmp_path / "b", 0.97))
     assert not result.member.serving
     assert result.incumbent == was[0].name
     assert {m.cluster: m.digest for m in newest(run).serving}[0] == was[0].digest
